@@ -34,7 +34,7 @@ from sparklog.protocol.proof import Identity
 from sparklog.protocol.received import ReceivedRequest
 from sparklog.protocol.sasl import MAX_SASL_BYTES
 
-#: The longest client id that is kept, and the longest name and version of a library. Longer ones are cut.
+#: The maximum length of a client id, and of the name and version of a client's library. Longer texts are cut.
 _MAX_CLIENT_ID = 255
 _MAX_SOFTWARE = 255
 _NOTHING = memoryview(b"")

@@ -323,7 +323,7 @@ class AsyncConnection(asyncio.BufferedProtocol):
     def writable(self) -> bool:
         """Return whether more bytes may be written.
 
-        If not, too many are unsent: the broker does not read fast enough.
+        The result is False while too many bytes are unsent, because the broker does not read fast enough.
         """
         return self._writable.is_set()
 
@@ -358,7 +358,7 @@ class AsyncConnection(asyncio.BufferedProtocol):
         return bool(self._poll.poll(timeout_s * 1000))
 
     def read_now(self) -> bool:
-        """Read and handle the available bytes in place of the event loop, which does not run meanwhile.
+        """Read and handle the available bytes while the event loop does not run.
 
         Return False if no bytes were read. The event loop must then run, so that it detects the cause.
         """

@@ -92,7 +92,7 @@ class ConnectionSlots:
     def greeted(self, connection: Connected) -> bool:
         """Record the kind of the connection, which its hello, its proof or its login has shown.
 
-        Return whether the limit for this kind allows the connection.
+        Return whether the limit for connections of this kind allows it.
         """
         match connection.standing:
             case ConnectionStanding.UNKNOWN:

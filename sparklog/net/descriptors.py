@@ -38,7 +38,7 @@ Responder = Callable[[bytes], "tuple[bytes, list[int]]"]
 class DescriptorServer:
     """A server that replies to requests with file descriptors.
 
-    ``answer`` returns the reply and the descriptors for a request. It must not raise.
+    ``answer`` returns the reply and the descriptors for a request, and must not raise an error.
 
     Not thread-safe: use it only on the event loop that calls ``open``, on which ``answer`` is also called.
     """

@@ -79,7 +79,8 @@ class LoginSession:
     def waits(self, pause: Callable[[], None], resume: Callable[[], None]) -> bool:
         """Return whether the reply to a complete login must wait.
 
-        If so, the first call starts the wait and calls ``pause``. The session calls ``resume`` after the wait.
+        The first call that returns True starts the wait and calls ``pause``. The session calls ``resume`` after the
+        wait.
         """
         if self._has_waited or self._is_known:
             return False

@@ -22,7 +22,7 @@ class Receiver(Protocol):
     def received_since_last_check(self) -> int:
         """Return the number of bytes of the frame that have arrived since the last call.
 
-        Return a negative number while the server does not read the connection.
+        The number is negative while the server does not read the connection.
         """
 
     def give_up(self, reason: str) -> None:

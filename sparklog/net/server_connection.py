@@ -63,7 +63,7 @@ class ListenerProtocol(Protocol):
     def answers_in_order(self) -> bool:
         """Return whether the replies must have the order of the requests.
 
-        If so, the connection sends the end's own answers only while no request is in progress.
+        The connection then sends the end's own answers only while no request is in progress.
         """
 
     def new_end(self, connection: ServerConnection, transport: asyncio.BaseTransport) -> ConnectionEnd:
@@ -315,7 +315,7 @@ class ServerConnection(asyncio.BufferedProtocol):
     def received_since_last_check(self) -> int:
         """Return the number of bytes of the incoming large frame that have arrived since the last call.
 
-        Return a negative number while the server does not read from the connection.
+        The number is negative while the server does not read from the connection.
         """
         _, come = self._end.receiving
         before, self._seen_bytes = self._seen_bytes, come

@@ -25,7 +25,7 @@ from sparklog.security.principals import ANONYMOUS
 
 _log = logging.getLogger(__name__)
 
-#: A file's inode, size and time of change, or None if there is no file.
+#: A file's inode, size and time of change, or None if the file does not exist.
 _Stamp = tuple[int, int, int] | None
 
 _VERIFICATION = {

@@ -27,7 +27,7 @@ class TurnWaiter(Protocol):
 class Turn:
     """A limiter of the time that requests use in one turn (iteration) of the server's event loop.
 
-    It keeps the connections that wait for the next turn.
+    The limiter keeps the connections that wait for the next turn.
     """
 
     def __init__(self) -> None:

@@ -109,7 +109,7 @@ class TokenIssuer:
         self._unused: Secret | None = None
 
     def issue(self, cid: int, session: UnixSession) -> UnixSocketReply:
-        """Issue a token for ``session``, and return the reply with it. An earlier token becomes invalid."""
+        """Issue a token for ``session``, and return the reply with the token. An earlier token becomes invalid."""
         self.drop()
         token = self._unused = self._tokens.issue(session)
         return UnixSocketReply(cid, self._name, self._reached_at, bytes.fromhex(token.hex()))

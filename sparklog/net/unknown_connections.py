@@ -24,7 +24,7 @@ class WithAddress(Protocol):
 def origin_of(address: str) -> str:
     """Return the part of an address that identifies its origin, a host or a site.
 
-    This is a whole IPv4 address, or the network of an IPv6 address.
+    The part is a whole IPv4 address, or the network of an IPv6 address.
     """
     if ":" not in address:
         return address
@@ -89,7 +89,7 @@ class UnknownConnections(Generic[_Connection]):
     def loser(self) -> _Connection | None:
         """Return the connection to close when a new connection needs a slot, or None if the set is empty.
 
-        It is the oldest connection of the origin that has the most connections.
+        The result is the oldest connection of the origin that has the most connections.
         """
         if not self._most:
             return None

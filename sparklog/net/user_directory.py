@@ -1,6 +1,7 @@
 """The directory of a user on a host, for sockets and small files. Only this user can enter it.
 
-It is in /tmp and not in TMPDIR, because cluster managers set TMPDIR to a directory that they delete with the container.
+The directory is in /tmp and not in TMPDIR, because cluster managers set TMPDIR to a directory that they delete with the
+container.
 """
 
 from __future__ import annotations

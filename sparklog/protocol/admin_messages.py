@@ -127,7 +127,7 @@ class RestoreRecords(Message, frozen=True, tag="restore_records"):
     """A request to append batches with the offsets that they had before their topic was lost.
 
     The client sends it to the partition's leader. The body has the same format as in Produce. The first batch must
-    start at the log end offset, and each other batch at the end of the batch before it. The offsets within a batch may
+    start at the log end offset, and each further batch at the end of the previous batch. The offsets within a batch may
     have gaps. The leader replies when all batches are committed.
     """
 

@@ -280,7 +280,7 @@ class Fetch(Message, frozen=True, tag="fetch"):
 class AbortedRange(msgspec.Struct, frozen=True, array_like=True):
     """The range of an aborted transaction in a partition.
 
-    It has the batches of ``producer_id`` from ``first_offset`` to the abort marker at ``last_offset``.
+    The range has the batches of ``producer_id`` from ``first_offset`` to the abort marker at ``last_offset``.
     """
 
     producer_id: int

@@ -26,8 +26,8 @@ Buffer: TypeAlias = "bytes | bytearray | memoryview"
 
 PREFIX = struct.Struct("<II")
 PREFIX_BYTES = PREFIX.size
-#: A frame that is too large is skipped. Its header is kept if it is not larger than this, so that the error reply has
-#: the request's correlation id.
+#: The decoder skips a frame that is too large. If the frame's header has at most this size, the decoder keeps the
+#: header, so that the error reply has the request's correlation id.
 OVERSIZE_HEADER_BYTES = 64 * 1024
 SCRATCH_BYTES = 256 * 1024
 #: Frames larger than this are received directly into their own memory. For smaller frames a copy costs less than

@@ -112,7 +112,7 @@ class TopicPartitions(msgspec.Struct, frozen=True, array_like=True):
 class Heartbeat(Message, frozen=True, tag="heartbeat"):
     """A heartbeat of a group member, with its complete state. The reply has the partitions that it should own.
 
-    - ``member_epoch``: the last epoch that the member received; JOIN when the member joins, at which time it owns no
+    - ``member_epoch``: the last epoch that the member received; JOIN when the member joins, and then owns no
       partitions; LEAVE or LEAVE_STATIC when it leaves.
     - ``sequence``: increases with each heartbeat of a member, so that the coordinator ignores an older heartbeat that
       arrives late.
@@ -141,8 +141,8 @@ class Heartbeat(Message, frozen=True, tag="heartbeat"):
 class HeartbeatReply(Message, frozen=True, tag="heartbeat_reply"):
     """The reply to Heartbeat.
 
-    The member first gives up all partitions that are not in ``assigned``, and reports that in a heartbeat. Only then
-    does it start to read the new ones.
+    The member first gives up all partitions that are not in ``assigned``, and reports that in a heartbeat. After this
+    report, the member starts to read the new partitions.
     """
 
     member_epoch: int

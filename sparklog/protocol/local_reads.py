@@ -38,9 +38,9 @@ class OpenedSegment(msgspec.Struct, frozen=True, array_like=True):
     """The reply to OpenSegment.
 
     The consumer may read the batches ``[first_batch, first_batch + batch_count)`` of the index, and map the first
-    ``data_bytes`` of the data file. They are below the high watermark or, with ``isolation`` read committed, below the
-    last stable offset. If there is nothing to read at the offset yet, the reply has no batches and no descriptors.
-    ``code``, ``detail``, ``diverging`` and ``aborted`` have the same meaning as in ``FetchedPartition``.
+    ``data_bytes`` of the data file. These batches are below the high watermark or, with ``isolation`` read committed,
+    below the last stable offset. If there is nothing to read at the offset yet, the reply has no batches and no
+    descriptors. ``code``, ``detail``, ``diverging`` and ``aborted`` have the same meaning as in ``FetchedPartition``.
     """
 
     version: int

@@ -116,7 +116,7 @@ class Identity(NamedTuple):
 
 
 class IdentityClaim(NamedTuple):
-    """A claim of the peer to have an ``identity``. The claim is accepted when the peer has sent this ``proof``.
+    """A peer's claim to an ``identity``. The broker accepts the claim when the peer has sent this ``proof``.
 
     A peer with a token for the Unix socket claims a ``session`` and no identity. This module does not interpret the
     session.

@@ -65,7 +65,7 @@ _stamp_decoder = msgspec.msgpack.Decoder(_Stamp)
 
 
 def cid_of(header: bytes | memoryview) -> int:
-    """Return the correlation id in a header that could not be decoded as a whole, or -1 if it is unreadable too."""
+    """Return the correlation id in a header that could not be decoded as a whole, or -1 if the id is unreadable too."""
     try:
         return _stamp_decoder.decode(header).cid
     except UNDECODABLE:

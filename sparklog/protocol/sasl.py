@@ -37,7 +37,8 @@ class SaslServer(Protocol):
     """The interface of a mechanism for the server's side of one login."""
 
     mechanism: str
-    #: The name that the client claims; empty before its first message. It may be wrong until the login is complete.
+    #: The name that the client claims; empty before its first message. The name may be false until the login is
+    #: complete.
     username: str
 
     def step(self, data: bytes) -> ServerStep:
@@ -65,7 +66,7 @@ class SaslClient(Protocol):
         """Return the first message of the login."""
 
     def step(self, data: bytes) -> bytes:
-        """Return the reply to the server's message. It is empty if the login is complete.
+        """Return the reply to the server's message. The reply is empty if the login is complete.
 
         Raises:
             BrokerError: SASL_AUTHENTICATION_FAILED, the server refused the login, or its proof is wrong;

@@ -32,8 +32,8 @@ class SaslAuthenticate(Message, frozen=True, tag="sasl_authenticate"):
 class SaslAuthenticateReply(Message, frozen=True, tag="sasl_authenticate_reply"):
     """The broker's next message of the login.
 
-    If ``complete`` is true, the broker accepts the login, and the client must still check ``data``. The client must log
-    in again on this connection within ``session_lifetime_ms``; 0 means no limit.
+    If ``complete`` is true, the broker accepts the login, but the client must still verify ``data``. The client must
+    log in again on this connection within ``session_lifetime_ms``; 0 means no limit.
     """
 
     data: SaslBytes

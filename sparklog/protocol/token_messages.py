@@ -26,7 +26,7 @@ Span = Annotated[int, msgspec.Meta(ge=-1, le=2**53)]
 class ScopeEntry(msgspec.Struct, frozen=True, array_like=True):
     """An operation on resources that the scope of a token allows. The values are those of an ACL.
 
-    ``name`` is a name, a prefix, or ``*`` for all names, as ``pattern_type`` says.
+    ``pattern_type`` defines whether ``name`` is a name, a prefix, or ``*`` for all names.
     """
 
     operation: Name

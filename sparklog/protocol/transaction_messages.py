@@ -224,7 +224,7 @@ class VerifyTransactionReply(Message, frozen=True, tag="verify_transaction_reply
 
     ``coordinator_epoch`` is the leader epoch of the coordinator's partition of the internal topic. A leader that knows
     a later epoch ignores the reply. ``decision`` is the number of commits and aborts that the coordinator has decided
-    for the key so far. It is -1 if the producer is not a Kafka producer.
+    for the key so far. ``decision`` is -1 if the producer is not a Kafka producer.
     """
 
     coordinator_epoch: Int31
@@ -288,8 +288,8 @@ class ListParticipantsReply(Message, frozen=True, tag="list_participants_reply")
 class FindHanging(Message, frozen=True, tag="find_hanging"):
     """A request for the hanging transactions of the partitions that this broker leads.
 
-    A hanging transaction has been open for at least ``open_ms``, and no coordinator knows it. So it never ends, and
-    ``read_committed`` consumers stop before it.
+    A hanging transaction has been open for at least ``open_ms``, and no coordinator knows the transaction. So the
+    transaction never ends, and ``read_committed`` consumers stop before its first record.
     """
 
     open_ms: int

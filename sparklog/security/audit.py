@@ -167,8 +167,8 @@ class AuditLimits:
     def admit(self, event: AuditEvent, now_s: float) -> tuple[AuditEvent, ...]:
         """Count an event at the monotonic time ``now_s``. Return the events to write now.
 
-        These are reports about events that were suppressed in earlier periods, and ``event`` itself unless it is
-        suppressed too.
+        The result has reports about events that were suppressed in earlier periods. It also has ``event``, unless
+        ``event`` is suppressed now.
         """
         ended = self.end_periods(now_s)
         if event.event is AuditKind.CHANGE:

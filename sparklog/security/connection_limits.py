@@ -44,7 +44,7 @@ class ConnectionLimits:
     def admit(
         self, connection: Hashable, *, address: str, principal: Principal, within_host: bool, now_s: float
     ) -> str:
-        """Count a client's connection after its login. Return why it must be refused, or the empty string.
+        """Count a client's connection after its login. Return the reason to refuse it, or the empty string.
 
         ``within_host`` marks a connection on the Unix socket that continues a TCP connection. The quota of new
         connections does not count it.

@@ -152,7 +152,7 @@ def token_id_of(id_bytes: bytes) -> str:
 def secret_of(id_bytes: bytes, random_bytes: bytes) -> str:
     """Return the secret of a token: the Base64 form of what Kafka calls the token's HMAC.
 
-    It begins with the id, because Kafka's clients name a token by its HMAC.
+    The secret begins with the id, because Kafka's clients name a token by its HMAC.
     """
     return base64.b64encode(id_bytes + random_bytes).decode()
 
@@ -163,7 +163,7 @@ def hmac_of_secret(secret: str) -> bytes:
 
 
 def hmac_of_id(token_id: str) -> bytes:
-    """Return the first bytes of a token's HMAC. They identify the token, but no client can log in with them."""
+    """Return the first bytes of a token's HMAC. These bytes identify the token, but no client can log in with them."""
     try:
         return base64.urlsafe_b64decode(token_id + "=" * (-len(token_id) % 4))
     except ValueError:

@@ -27,7 +27,7 @@ from sparklog.model import DEFAULT_LISTENER, KAFKA_LISTENER, MAX_LISTENERS, List
 
 _NAME = re.compile(r"[A-Z0-9_-]{1,100}\Z")
 _LISTENER = re.compile(r"(?P<name>[^:/]*)://(?:\[(?P<ipv6>[^\]]*)\]|(?P<host>[^:\[\]]*)):(?P<port>[0-9]{1,5})\Z")
-#: The bind addresses that stand for all addresses of the machine.
+#: The bind addresses that mean all addresses of the machine.
 _WILDCARDS = frozenset({"", "0.0.0.0", "::"})
 _TRUST = "set network.trusted=true (--trusted-network) if only trusted programs reach it"
 
@@ -84,7 +84,7 @@ class Listener(NamedTuple):
 
 
 class Listeners(NamedTuple):
-    """All listeners of one broker, and the one that other brokers and the controller use."""
+    """All listeners of one broker, and the listener that other brokers and the controller use."""
 
     all: tuple[Listener, ...]
     inter_broker: Listener

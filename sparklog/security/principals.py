@@ -29,7 +29,7 @@ def parse_principal(text: str) -> Principal:
 
 
 def parse_super_users(text: str) -> frozenset[Principal]:
-    """Return the principals in the setting ``super.users``, which semicolons separate, as in Kafka.
+    """Return the principals in the setting ``super.users``. Semicolons separate the principals, as in Kafka.
 
     Raises:
         ConfigError: one of them is not a principal.

@@ -64,7 +64,8 @@ class QuotaEntity(NamedTuple):
     def matches(self, wanted: QuotaEntity, *, any_of: Collection[str] = (), strict: bool = False) -> bool:
         """Return whether the entity has all parts that ``wanted`` has, with the same values.
 
-        It must also have all parts that ``any_of`` names, with any value. With ``strict`` it must have no other parts.
+        The entity must also have all parts that ``any_of`` names, with any value. With ``strict`` it must have no other
+        parts.
         """
         for part, name, needed in zip(PARTS, self, wanted, strict=True):
             if needed is not None and name != needed:
@@ -83,7 +84,7 @@ QuotaValues = Mapping[str, float]
 def check_entity(entity: QuotaEntity) -> None:
     """Raise BrokerError INVALID_REQUEST unless the entity is a user, a client id, both, or an address.
 
-    Its names must not be too long either.
+    Raise the same error if one of the entity's names is too long.
     """
     found = [name for name in entity if name is not None]
     if not found or (entity.ip is not None and len(found) > 1):
@@ -96,7 +97,7 @@ def check_entity(entity: QuotaEntity) -> None:
 def check_quota(entity: QuotaEntity, name: str, value: float | None) -> None:
     """Raise BrokerError INVALID_CONFIG unless the entity can have the quota ``name``.
 
-    If ``value`` is not None, it must also be a valid value of this quota.
+    Raise the same error if ``value`` is neither None nor a valid value of this quota.
     """
     known = CLIENT_QUOTAS if entity.ip is None else ADDRESS_QUOTAS
     if name not in known:

@@ -1,7 +1,7 @@
 """The sender and the permissions that each kind of request needs.
 
-This module is pure. A request that Kafka has too needs the same permissions as in Kafka. ``RULES`` has one line for
-each kind of request, and a test fails if a kind is missing.
+This module is pure. A request that also exists in Kafka needs the same permissions as in Kafka. ``RULES`` has one line
+for each kind of request, and a test fails if a kind is missing.
 
 A rule names the *sender*. A client request may arrive on any connection. A request of a broker or of the controller
 decides which records are acknowledged, which replica leads and what is deleted. So a broker accepts such a request only
@@ -128,7 +128,7 @@ class RequestRule(NamedTuple):
     entries: tuple[Operation, Callable[[Any], Iterable[str]]] | None = None
     #: Whether the broker removes parts of the reply.
     hides: bool = False
-    #: The sender that the request needs. Brokers and controllers may also send all requests of clients.
+    #: The kind of process that may send the request. Brokers and controllers may also send all requests of clients.
     sender: SenderKind = SenderKind.CLIENT
 
 
@@ -144,8 +144,8 @@ def on_cluster(operation: Operation) -> Need:
 def transactional_id(key: str) -> str:
     """Return the name that ACLs use for the transactions of this key.
 
-    For the key of a producer, which has a prefix, it is the transactional id without the prefix. For the key of a Spark
-    sink, it is the key itself.
+    The key of a producer is a prefix and the transactional id, and its name is the transactional id. The key of a Spark
+    sink is also its name.
     """
     return key.removeprefix(TRANSACTIONAL_ID_PREFIX)
 

@@ -2,8 +2,8 @@
 
 A leader asks each group's coordinator before it deletes records. Records above a group's committed offset stay, but
 only until they are older than ``retention.hard.ms``. While the coordinator does not respond, all records stay until
-that age: an earlier response does not count, because the group may have been reset to lower offsets since. A group
-without a committed offset in a partition counts as being at offset 0. If an offset has grown since the response,
+that age. The leader does not use an earlier response, because the group may have been reset to lower offsets since. A
+group without a committed offset in a partition counts as being at offset 0. If an offset has grown since the response,
 retention keeps more records than necessary, never fewer.
 """
 

@@ -85,7 +85,7 @@ class DataTopics:
 
 
 def refuse_internal_topic(topic: str, what: str) -> None:
-    """Raise BrokerError if the topic is internal. ``what`` ends the message, such as "not read"."""
+    """Raise BrokerError if the topic is internal. ``what`` is the end of the error message, such as "not read"."""
     if topic.startswith(INTERNAL_PREFIX):
         refuse_internal(topic, what)
 

@@ -1,4 +1,4 @@
-"""The responses of Kafka's APIs that say only that the whole request has failed."""
+"""The responses of Kafka's APIs to a request that has failed as a whole."""
 
 from __future__ import annotations
 

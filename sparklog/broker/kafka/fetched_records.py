@@ -52,7 +52,7 @@ _JSON_FACTOR = 4
 class Rows(NamedTuple):
     """The records of one batch of the log, and their offsets.
 
-    They have the columns of ``DEFAULT_SCHEMA``, or the columns of a typed topic whose rows are sent as JSON.
+    The records have the columns of ``DEFAULT_SCHEMA``, or the columns of a typed topic whose rows are sent as JSON.
     """
 
     rows: pa.RecordBatch
@@ -120,7 +120,7 @@ class RecordSource(Protocol):
 
 
 class FetchedRecords(NamedTuple):
-    """The record batches for one partition in a response: buffers to be sent one after the other, and their size."""
+    """The record batches for one partition in a response: consecutive buffers, and their total size."""
 
     buffers: list[Buffer]
     size: int

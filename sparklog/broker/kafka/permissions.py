@@ -43,7 +43,7 @@ class Permissions:
         """Check that the client may do the operation. ``request`` names the client's request in the audit log.
 
         Raises:
-            BrokerError: the client may not do it. The code depends on the type of the resource.
+            BrokerError: the client may not do the operation. The code depends on the type of the resource.
         """
         limits = self._limits(call)
         if limits is not None and not limits.allows(call.connection, operation, resource_type, name):

@@ -91,7 +91,7 @@ class _NoAcls(AclTable):
 def scope_authorizer(denials: DenialLog, scope_of: ScopeOf) -> Authorizer:
     """Return an authorizer for a broker without ACLs, where only the scopes of delegation tokens limit clients.
 
-    It is only for connections for which ``has_scope`` is true.
+    Use the authorizer only for connections for which ``has_scope`` is true.
     """
     found = Authorizer(_NoAcls(), denials, scope_of)
     found.set_acls(_NoAcls())
@@ -138,8 +138,8 @@ class Authorizer:
     def skips(self, connection: Requester) -> bool:
         """Return whether all requests of the connection are allowed, so that the ACLs need not be checked.
 
-        This is true for a super user, unless it has logged in with a token that has a scope. It is also true for a
-        broker or controller that has proved its identity.
+        The result is true for a super user, unless it has logged in with a token that has a scope. It is also true for
+        a broker or controller that has proved its identity.
 
         Raises:
             BrokerError: BROKER_NOT_AVAILABLE, the broker has not read the ACLs yet.

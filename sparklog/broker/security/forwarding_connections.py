@@ -14,8 +14,8 @@ from sparklog.security.partial_answers import Allows, shown
 class ForwardingConnection:
     """A wrapper of a client's connection, which a handler gets in place of the connection.
 
-    It has only the part of ``ServerConnection`` that handlers use. If a handler uses another attribute, the handler
-    fails and the client gets an error.
+    The wrapper has only the part of ``ServerConnection`` that handlers use. If a handler uses another attribute, the
+    handler fails and the client gets an error.
     """
 
     def __init__(self, connection: ServerConnection) -> None:

@@ -87,8 +87,8 @@ def jwt_rules(config: BrokerConfig) -> JwtRules:
 class JwtValidator:
     """A validator of OAUTHBEARER tokens in one broker.
 
-    It reads the file of keys again when the file has changed. If it cannot read the file, it continues to use the last
-    keys. Not thread-safe: use it only on the broker's event loop.
+    The validator reads the file of keys again when the file has changed. If it cannot read the file, it continues to
+    use the last keys. Not thread-safe: use it only on the broker's event loop.
     """
 
     def __init__(self, rules: JwtRules, *, monotonic_s: Callable[[], float] = time.monotonic) -> None:

@@ -90,7 +90,7 @@ class Logins:
         self._wall_ms = wall_ms
         self._on_login = on_login
         self._validate_token = validate_token
-        #: The last login that each connection started, for the name in the audit log.
+        #: The last login that each connection started. The audit log needs the user name of this login.
         self._begun: weakref.WeakKeyDictionary[LoginPeer, ScramServer | OAuthBearerServer] = weakref.WeakKeyDictionary()
 
     @property

@@ -84,7 +84,7 @@ class UserRequests:
         return AlterUserScramCredentialsReply(request.cid, tuple(results))
 
     def check_count(self, name: str, before: int) -> None:
-        """Raise BrokerError INVALID_REQUEST if there would be too many users after a change of the user ``name``.
+        """Raise BrokerError INVALID_REQUEST if a change of the user ``name`` would lead to too many users.
 
         ``before`` is the number of users that the same request has already changed.
         """

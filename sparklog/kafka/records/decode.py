@@ -1,7 +1,8 @@
 """Decoding of a produced batch to rows of the default schema, and to a batch of the log.
 
-``decode_batch`` checks the header first, then the checksum, then the declared sizes. Only then does it decompress and
-decode the records. For up to ``FEW_RECORDS`` records it makes no Arrow arrays unless the caller asks for rows.
+``decode_batch`` checks the header first, then the checksum, then the declared sizes. After these checks, it
+decompresses and decodes the records. For up to ``FEW_RECORDS`` records it makes no Arrow arrays unless the caller asks
+for rows.
 """
 
 from __future__ import annotations

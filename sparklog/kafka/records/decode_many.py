@@ -1,6 +1,6 @@
 """Decoding of the records of a large batch with numpy and Arrow: it reads one field of all records at a time.
 
-The only loop over records finds their ends. It skips records of equal size that follow each other. Then the decoder
+The only loop over records finds their ends. The loop skips consecutive records of equal size. Then the decoder
 reads each varint from all records at once. It takes keys and values out of one Arrow array over the received bytes. The
 elements of this array alternate: a value, and the bytes up to the next value.
 """

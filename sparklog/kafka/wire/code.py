@@ -39,7 +39,7 @@ class Code:
     def constant(self, value: Any, stem: str = "constant") -> str:
         """Return an expression for ``value`` in the source.
 
-        This is a literal, or the name of an object that is added to those that the function refers to.
+        The expression is a literal or a new name. A new name refers to ``value`` in the compiled function.
         """
         if value is None or type(value) in {bool, int, str, bytes}:
             return repr(value)

@@ -64,7 +64,7 @@ def is_supported(api_key: int, version: int) -> bool:
 def decode_header(frame: memoryview) -> tuple[RequestHeader, memoryview]:
     """Return the header of a request and the bytes of its message.
 
-    The header of an unknown version of ApiVersions can always be read, so that a newer client receives an answer.
+    The function also decodes the header of an unknown version of ApiVersions, so that a newer client gets a response.
 
     Raises:
         MalformedMessage: the frame is too short, or its client id is not UTF-8.

@@ -124,7 +124,7 @@ async def _create(call: KafkaCall, entries: Sequence[AclEntry]) -> ItemError | N
 
 
 async def delete_acls(call: KafkaCall, request: DeleteAclsRequest) -> DeleteAclsResponse:
-    """Delete the ACLs that each filter selects, one filter after the other."""
+    """Delete the ACLs that the filters select, and return the result of each filter."""
     results: list[DeleteAclsFilterResult] = []
     for wanted in request.filters:
         await call.pause()

@@ -1,6 +1,7 @@
 """IncrementalAlterConfigs and AlterConfigs requests of Kafka clients.
 
-Both change the settings of topics. AlterConfigs lists all settings that a topic should have, and resets the others.
+Both change the settings of topics. AlterConfigs lists all settings that a topic should have, and resets all other
+settings.
 
 The settings of a broker are fixed when it starts, so a request that sets one is refused. A request that only resets
 settings of a broker succeeds without an effect, because ``kafka-reassign-partitions`` sends such requests to reset

@@ -4,7 +4,7 @@ This module is pure. sparklog has Kafka's names for settings with Kafka's meanin
 translation:
 
 - Kafka writes "never" as the largest number, where sparklog has 0 or a smaller limit (``_NEVER``).
-- Some of Kafka's settings only tell Kafka how to store records. A client may set them, but they have no effect here.
+- Some of Kafka's settings concern only its storage of records. A client may set them, but they have no effect here.
 - Other settings of Kafka change what clients see, and sparklog does not have them. A client may only set them to
   Kafka's default.
 """

@@ -124,7 +124,7 @@ class ClassicMemberHandlers:
         return HeartbeatResponse()
 
     async def leave(self, call: KafkaCall, request: LeaveGroupRequest) -> LeaveGroupResponse:
-        """Remove members from a group. Versions before 3 name one member, whose error is the response's error."""
+        """Remove members from a group. A request before version 3 names one member. The response has its error."""
         named = request.members if call.version >= _SEVERAL else [MemberIdentity(member_id=request.member_id)]
         try:
             self._access.require(call, "LeaveGroup", Operation.READ, request.group_id)

@@ -1,6 +1,6 @@
 """The requests of groups of KIP-848: ConsumerGroupHeartbeat and ConsumerGroupDescribe.
 
-These are the groups of sparklog's own consumers. Kafka clients and consumers of sparklog may be members of one group.
+sparklog's own consumers use the same groups. Kafka clients and consumers of sparklog may be members of one group.
 Two things differ from Kafka. A static member replaces an earlier member with the same instance id at once, and the
 earlier one is fenced. There is only one server assignor, for both names "uniform" and "range".
 """
