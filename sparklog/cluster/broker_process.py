@@ -89,7 +89,7 @@ def reap(pid: int) -> int | None:
 
 
 def broker_environment(inherited: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment of a broker: that of the Python worker without Spark's variables.
+    """Return the environment of a broker: the environment of the Python worker without Spark's variables.
 
     A process with this environment can import the package sparklog.
     """

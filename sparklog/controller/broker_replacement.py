@@ -21,7 +21,8 @@ from sparklog.errors import BrokerError
 from sparklog.model import BrokerEndpoint, TopicPartition, TopicRecord
 
 #: The number of partitions in reassignment in the whole cluster above which no new move starts here. The limit does not
-#: apply to a partition in reassignment whose target broker is lost: it gets another target, or it would wait forever.
+#: apply to a partition in reassignment whose target broker is lost. Such a partition gets another target, because it
+#: would otherwise wait forever.
 MAX_MOVING = 100
 _ROUND_MS = 1000
 #: The pause after a round in which no move could start.

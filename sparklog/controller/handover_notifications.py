@@ -22,7 +22,7 @@ from sparklog.model import LeaderAndIsr
 
 #: The time after which all brokers receive a new state, even if the brokers before them have not responded. It is long
 #: for two reasons: requests that a slow successor must refuse make it slower, and a broker in the ISR that hangs delays
-#: the partition in any case. Brokers outside the ISR are not waited for.
+#: the partition in any case. The controller does not wait for brokers outside the ISR.
 _PATIENCE_MS = 1000
 
 

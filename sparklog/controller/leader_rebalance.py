@@ -44,7 +44,7 @@ class LeaderRebalance:
         self._schedule.start(now_ms)
 
     def on_requests(self, event: Loaded | ElectionsRead, state: ClusterState) -> list[ClusterPartition]:
-        """Replace the known election requests by those of the event. Return the partitions to evaluate."""
+        """Replace the known election requests by the requests of the event. Return the partitions to evaluate."""
         requests = event.elections if isinstance(event, Loaded) else event.requests
         return self._requests.read(requests, _finder(state))
 

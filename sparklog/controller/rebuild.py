@@ -34,7 +34,7 @@ from sparklog.record.schema import DEFAULT_EVENT_TIME, DEFAULT_KEY_COLUMNS, pars
 _CONTROLLER_EPOCHS = 1000
 _PRODUCER_IDS = 1_000_000
 _LEADER_EPOCHS = 100
-#: The controller epoch for directories that have not recorded one, such as those of release 0.1.0.
+#: The controller epoch for directories that have not recorded one, such as directories of release 0.1.0.
 _UNKNOWN_CONTROLLER_EPOCH = 100_000
 
 

@@ -78,7 +78,7 @@ class TopicChanges:
         self._delete_if_requested(topic)
 
     def on_deletions(self, event: Loaded | DeletionsRead) -> None:
-        """Replace the known deletion requests by those of the event, and begin the deletions."""
+        """Replace the known deletion requests by the requests of the event, and begin the deletions."""
         self._deletions.read(event.deletions)
         for name in event.deletions:
             self._delete_if_requested(self._state.topics.get(name))

@@ -64,7 +64,7 @@ class Member:
         return owned if owned <= self.target else owned & self.target
 
     def own(self, parts: Iterable[Part], epoch: int) -> None:
-        """Add partitions to those that the member owns. They were assigned in the group epoch ``epoch``."""
+        """Add partitions, which were assigned in the group epoch ``epoch``, to the owned partitions."""
         owned, grouped = self.owned, self.grouped
         for part in parts:
             owned[part] = epoch
@@ -72,7 +72,7 @@ class Member:
             _numbers(grouped, topic, topic_id)[number] = epoch
 
     def disown(self, parts: Collection[Part]) -> None:
-        """Remove partitions from those that the member owns."""
+        """Remove partitions from the owned partitions."""
         # This is optimized, because a member may give up 100,000 partitions at once and each lookup takes a few hundred
         # nanoseconds.
         if len(self.owned) < 2 * len(parts):

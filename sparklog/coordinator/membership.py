@@ -271,8 +271,8 @@ class Membership:
     def postpone(self, late_ms: int, informed: Set[str] | None = None) -> None:
         """Extend the members' deadlines after the coordinator itself was unavailable for ``late_ms``.
 
-        If ``informed`` is given, only these members and those with a waiting heartbeat get more time. The other members
-        could have sent a heartbeat meanwhile.
+        If ``informed`` is given, only these members and members with a waiting heartbeat get more time. The other
+        members could have sent a heartbeat meanwhile.
         """
         for member in self.members.values():
             if informed is None or member.held is not None or member.member_id in informed:

@@ -35,7 +35,7 @@ from sparklog.protocol.messages import GroupOffset, TransactionMarker
 PARTICIPANTS_AT_ONCE, PAIRS_AT_ONCE, PLACES_AT_ONCE = 20_000, 200_000, 40_000
 
 _Ids = tuple[tuple[int, int], ...]
-#: The (producer id, epoch) pairs that commit, and those that abort.
+#: The (producer id, epoch) pairs that commit, and the pairs that abort.
 _Fates = tuple[list[tuple[int, int]], list[tuple[int, int]]]
 _GroupOffsets = tuple[tuple[str, tuple[GroupOffset, ...]], ...]
 

@@ -136,7 +136,7 @@ def executors(spark: SparkSession) -> list[Executor]:
     """Return the live executors of a session with the master ``local-cluster``, which are children of the driver's JVM.
 
     Raises:
-        ClusterError: there are none, as with any other master.
+        ClusterError: the session has no such executors, for example because it has another master.
     """
     context = spark.sparkContext
     seen = context._jsc.sc().statusStore().executorList(True)

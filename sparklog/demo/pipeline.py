@@ -34,7 +34,8 @@ def run(spark: SparkSession, *, scratch: Path, flights: int | None, tell: Callab
     """Run all steps on the first ``flights`` flights (None: all).
 
     Return whether the result topic has exactly the rows that a batch job computes. ``scratch`` is a directory for
-    tables and checkpoints, which all executors must be able to read. The brokers are those of the Spark session.
+    tables and checkpoints, which all executors must be able to read. The settings of the Spark session name the
+    brokers.
     """
     spark.conf.set("spark.sql.adaptive.enabled", "false")  # streams do not support it, and warn
     # Each shuffle partition is a task of the sink in every micro-batch.
