@@ -2,9 +2,9 @@
 
 Each row is a batch of ``n`` records. The sizes of its values are equal, or vary around the given size. A figure is the
 number of records, in millions, for one second of processor time. It is the best of several runs in one process.
-``loop`` reads or writes one record after the other, ``numpy`` one field of all records. ``stored`` is the batch of the
-log, with its checksum. The codec uses ``loop`` for batches with fewer records than a threshold. This table shows the
-threshold at which ``numpy`` is as fast as ``loop``.
+``loop`` reads or writes one record after the other. ``numpy`` reads or writes one field of all records at once.
+``stored`` is the batch of the log, with its checksum. The codec uses ``loop`` for batches with fewer records than a
+threshold. This table shows the threshold at which ``numpy`` is as fast as ``loop``.
 """
 
 from __future__ import annotations

@@ -93,7 +93,7 @@ def readers(place: Place, number: int) -> Iterator[list[Reader]]:
 
 
 class Stream:
-    """A process that sends ``rate`` records/s for ``seconds``; ``wait`` for its end."""
+    """A process that sends ``rate`` records/s for ``seconds``. Call ``wait`` to wait for its end."""
 
     def __init__(self, place: Place, *, rate: int, seconds: float, linger_ms: float) -> None:
         self.count = round(rate * seconds)

@@ -84,7 +84,7 @@ class Work(NamedTuple):
 
 
 class Users(SecureCluster):
-    """A secure cluster with users whose passwords have as many iterations as those of ``sparklog users``."""
+    """A secure cluster with users, whose passwords have as many iterations as passwords from ``sparklog users``."""
 
     def __enter__(self) -> Users:
         super().__enter__()

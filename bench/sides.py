@@ -262,7 +262,10 @@ class Bench:
         return cache
 
     def count(self, records: int, quick: int) -> int:
-        """Return the number of records of a run."""
+        """Return the number of records of a run.
+
+        ``quick`` is the number in a quick run, and the minimum in any other run.
+        """
         return quick if self.quick else max(quick, round(records * self.scale))
 
     @cached_property

@@ -1,4 +1,4 @@
-"""The written records and the check that all of them were read: values of one size, each with its number.
+"""The written records, and the check that every record was read: values of one size, each with its number.
 
 A value is its number in 16 decimal digits, then ``x`` up to its size. So Spark creates the same values with two
 functions, and a check of the columns finds missing, duplicate and damaged values.

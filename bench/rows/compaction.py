@@ -1,8 +1,8 @@
 """The speed at which a broker compacts a log: one partition of 100 B values, of which the cleaner keeps a tenth.
 
 The log is written first, and compacted once, after its topic's policy is changed. The time is the duration of the
-leader's cleaner, which has no other work: sparklog counts it, and Kafka writes it to its log. For comparison, the row
-has the time in which the machine copies the log's bytes (read, write, fsync).
+leader's cleaner, which has no other work: sparklog measures this duration, and Kafka writes it to a log file. For
+comparison, the row has the time in which the machine copies the log's bytes (read, write, fsync).
 """
 
 from __future__ import annotations

@@ -83,7 +83,7 @@ class JavaRuns:
 
 @contextmanager
 def open_java(bench: Bench, *, size: int) -> Iterator[list[Contestant]]:
-    """Open the runs of the Java producer. There are none without Kafka's jars."""
+    """Open the runs of the Java producer. Without Kafka's jars there are no runs."""
     sides, runs = list(bench.sides()), JavaRuns(bench, size)
     try:
         jars = broker_jars(fetch=False)

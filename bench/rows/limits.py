@@ -94,7 +94,7 @@ def writing(bench: Bench, pieces: list[Any], volume: int) -> Figures:
 
 @contextmanager
 def open_kafka(bench: Bench, count: int) -> Iterator[list[Contestant]]:
-    """Open the contestants of Kafka's fastest client for Python. Without Kafka there are none."""
+    """Open the contestants of Kafka's fastest client for Python. Without Kafka there are no contestants."""
     if bench.kafka is None:
         yield []
         return

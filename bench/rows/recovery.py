@@ -26,7 +26,7 @@ _TIMEOUT_S = 120.0
 
 
 def restart_ours(side: Sparklog, topic: str, *, empty: bool) -> float:
-    """Return the duration in seconds."""
+    """Restart a broker; with ``empty``, delete its data first. Return the time in seconds until it is in sync."""
     broker_id = max(side.cluster.slots)
     if empty:
         side.cluster.stop_broker(broker_id)
@@ -45,7 +45,7 @@ def _in_sync(side: Sparklog, topic: str, replicas: int) -> bool:
 
 
 def restart_kafka(side: Kafka, topic: str, *, empty: bool) -> float:
-    """Return the duration in seconds."""
+    """Restart a broker; with ``empty``, delete its data first. Return the time in seconds until it is in sync."""
     node = BROKERS[-1]
     if empty:
         side.cluster.stop_broker(node)

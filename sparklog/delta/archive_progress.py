@@ -7,9 +7,9 @@ This is an example of the ``userMetadata`` of a commit::
                   "topic_id": "..."}}
 
 ``ends`` are the next offsets to archive: all committed records below them are in the table or in its quarantine, and no
-record at or above them is in the table. So every version of a table has exact progress: that of the newest archive
-commit at or before the version. Other commits (OPTIMIZE, VACUUM, commits by users) neither record nor change it. This
-module reads Delta's log directly: each commit is a file that is named by its version.
+record at or above them is in the table. So every version of a table has exact progress: the progress of the newest
+archive commit at or before the version. Other commits (OPTIMIZE, VACUUM, commits by users) neither record nor change
+it. This module reads Delta's log directly: each commit is a file that is named by its version.
 """
 
 from __future__ import annotations

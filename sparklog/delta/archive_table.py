@@ -130,7 +130,7 @@ class ArchiveTable:
         self._spark.sql(f"ALTER TABLE delta.`{path}` SET TBLPROPERTIES ({pairs})")
 
     def bring_properties(self, wanted: Mapping[str, str], columns: StructType, detail: Mapping[str, Any]) -> None:
-        """Set the properties in ``wanted``, and those that ``columns`` require, where the table has other values.
+        """Set the properties in ``wanted``, and the properties that ``columns`` require, if the table has other values.
 
         ``detail`` is the result of the method ``detail``, which contains the table's current properties.
         """

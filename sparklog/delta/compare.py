@@ -26,7 +26,7 @@ class RestoreDiffersError(SparklogError):
 
 
 def compare(link: BlockingCluster, topic: TopicDescription, archive: Archive, partition: int) -> int:
-    """Compare the rows of one partition in the restored log with those in the archive. Return the number of rows.
+    """Compare the rows of one partition in the restored log and in the archive. Return the number of rows.
 
     Raises:
         RestoreDiffersError: the rows differ. The message names the difference.

@@ -83,9 +83,9 @@ def restore_topic(
     An earlier restore continues with the table version with which it began.
 
     Args:
-        partitions: the number of partitions. It is at least that of the archived topic, which is the default.
-        replication_factor: default: that of the archived topic.
-        config: settings that override those of the archived topic.
+        partitions: the number of partitions. The default, and the minimum, is the number of the archived topic.
+        replication_factor: the default is the factor of the archived topic.
+        config: settings that override the settings of the archived topic.
         compression: the compression of the batches: none, lz4 or zstd.
         check: read back all restored records and compare them with the table, before producers can write.
         timeout_s: maximum time without progress.

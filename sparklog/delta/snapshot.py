@@ -1,7 +1,7 @@
 """A topic's Delta table at one version: its progress, and every data file with its statistics. It needs no JVM.
 
 A snapshot is immutable: later commits, OPTIMIZE and deletes do not change it. Only VACUUM deletes its files, after the
-table's retention time. This module does not read rows; ``rows`` does.
+table's retention time. The module ``rows`` reads the rows.
 """
 
 from __future__ import annotations

@@ -40,8 +40,8 @@ class Prepared:
     """The table, the quarantine and the casting plan of an archive, prepared for a query.
 
     ``progress`` is the table's progress. If the table has no archive commits, the progress has batch -1 and no ends.
-    Call ``finish`` before the first batch: it does the rest of the preparation, which takes seconds and can run while
-    the query starts.
+    Call ``finish`` before the first batch: this call does the rest of the preparation, which takes seconds and can run
+    while the query starts.
     """
 
     table: ArchiveTable

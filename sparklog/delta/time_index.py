@@ -16,7 +16,7 @@ from sparklog.delta.table import OFFSET, PARTITION, TIMESTAMP
 from sparklog.model import Span
 
 _ALL = Span()
-#: A time before that of every record.
+#: A time before the time of every record.
 BEGINNING_US = _ALL.low
 
 

@@ -45,8 +45,8 @@ def read_options_of(options: Mapping[str, str], schema: StructType) -> Mapping[s
 def write_options_of(options: Mapping[str, str], schema: StructType) -> Mapping[str, str]:
     """Return the options of a write.
 
-    For a write to a catalog table, they include the brokers that the table stores, but not its topic. Otherwise a write
-    without the option ``topic`` would write rows back to the topic that they were read from.
+    For a write to a catalog table, the result includes the brokers that the table stores, but not the table's topic.
+    Otherwise a write without the option ``topic`` would write rows back to the topic that they were read from.
     """
     kept = {name: text for name, text in _kept(schema).items() if name in BOOTSTRAP_OPTIONS}
     return options if any(name in options for name in BOOTSTRAP_OPTIONS) else _over(kept, options)

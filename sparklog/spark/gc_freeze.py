@@ -31,8 +31,8 @@ def freeze_worker() -> None:
 def freeze_planner() -> None:
     """Exclude all objects that exist now from later garbage collections, if this process plans or commits for Spark.
 
-    Call this at the beginning of a planning or committing step, when there is little garbage. In other processes it
-    does nothing.
+    Call this at the beginning of a planning or committing step, when there is little garbage. In other processes, this
+    function does nothing.
     """
     program = getattr(sys.modules["__main__"], "__spec__", None)
     if program is not None and program.name == "pyspark.daemon" and TaskContext.get() is None:

@@ -21,7 +21,7 @@ class Withheld(NamedTuple):
     """The offsets of one partition's log when a batch is planned.
 
     ``start`` is the earliest offset. Readers can read the offsets below ``readable``. ``end`` is the end of all
-    committed records, including those of open transactions.
+    committed records, including records of open transactions.
     """
 
     topic_id: str

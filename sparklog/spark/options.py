@@ -157,8 +157,8 @@ def find_security(given: Mapping[str, str]) -> ClientSecurity | None:
 
     If the result is None, each process uses the file that the environment variable ``SPARKLOG_CLIENT_CONFIG`` names.
 
-    A password may be a reference or the password itself, because tasks get a token instead of it. The password of a key
-    has to be a reference, because tasks need the key.
+    A password may be a reference or the password itself, because tasks get a token instead of the password. The
+    password of a key has to be a reference, because tasks need the key.
 
     Raises:
         ConfigError: a value is not valid, an option and its alias differ, or the password of a key is not a reference.
@@ -201,8 +201,8 @@ def without_security(options: Mapping[str, str]) -> dict[str, str]:
 def find_bootstrap(given: Mapping[str, str], defaults: Mapping[str, str]) -> str:
     """Return the bootstrap servers.
 
-    They come from the first of these that is set: the option, its alias with the prefix ``kafka.``, the configured
-    default, an environment variable of the planning process.
+    The result is the first of these values that is set: the option, its alias with the prefix ``kafka.``, the
+    configured default, an environment variable of the planning process.
 
     Raises:
         ConfigError: none is set, the option and its alias differ, or an address is not valid.

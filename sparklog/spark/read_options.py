@@ -145,7 +145,7 @@ class SchemaOptions:
 def parse_schema_options(options: Mapping[str, str], defaults: Mapping[str, str]) -> SchemaOptions:
     """Parse only the options that determine columns.
 
-    Spark asks for the columns before it is known whether the read is a batch or a stream.
+    Spark asks for the columns before the source knows whether the read is a batch or a stream.
     """
     given = known_options(options)
     return SchemaOptions(

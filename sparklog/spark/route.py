@@ -32,7 +32,7 @@ class TopicRoute:
     payload: tuple[str, ...]
     partition_column: str | None
     topic_id: str = ""
-    #: The names that the topic has for the columns in ``payload``, in the same order. Empty if they are the same.
+    #: The names that the topic has for the columns in ``payload``, in the same order. Empty if the names are the same.
     stored_as: tuple[str, ...] = ()
 
     def split(self, batch: pa.RecordBatch) -> Iterator[tuple[int | None, pa.RecordBatch]]:

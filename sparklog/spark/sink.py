@@ -5,8 +5,8 @@ with its own producer id. The messages that Spark passes to ``commit`` name the 
 aborts the rows of all other attempts: failed, killed or late ones.
 
 A streaming batch is identified by the query's id and the batch's number. Only tasks know them, so the driver learns
-them from the tasks' messages. A batch write has a new key, or one from the name that its user gave it. Spark's own ids
-are not used for it, because all writes in one ``foreachBatch`` have the same ids.
+them from the tasks' messages. A batch write has a new key, or a key from the name that its user gave it. Spark's own
+ids cannot identify a batch write, because all writes in one ``foreachBatch`` have the same ids.
 
 A name that a user gives identifies one sequence of writes per topic. If the option ``topic`` names the topic, this
 topic's sequence has its own transactional key. If rows name the topics, the write is one transaction over all their

@@ -280,7 +280,7 @@ class ProcessCluster:
                 self.kill(slot.broker_id, signal.SIGCONT)
 
     def stop_brokers(self) -> dict[int, int]:
-        """Stop all brokers as ``sparklog cluster stop`` does; return the exit codes by broker id.
+        """Stop all brokers in the way of ``sparklog cluster stop``; return the exit codes by broker id.
 
         Brokers refuse new writes, followers catch up, all logs are flushed, and the ISRs do not change.
         """

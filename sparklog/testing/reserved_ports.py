@@ -1,8 +1,8 @@
 """Ports for servers of tests that restart: no other process takes such a port while its server is down.
 
-The system gives free ports of its own range to outgoing connections (32,768 to 60,999 on Linux). A server that has
-such a port and restarts may find it in use. So the ports here are below that range. A lock on a file for each port
-keeps the tests of other processes away from it.
+The system gives free ports of its own range to outgoing connections (32,768 to 60,999 on Linux). A server that has such
+a port and restarts may find it in use. So the ports here are below that range. A locked file for each reserved port
+keeps the tests of other processes from using the port.
 """
 
 from __future__ import annotations

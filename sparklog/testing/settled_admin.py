@@ -1,8 +1,8 @@
 """An admin client that sees each change: it waits until all live brokers have the same metadata.
 
-A broker replies to a change when it knows the result itself. The other brokers learn it from the controller at about
-the same time, so a client that asks another broker next may see the state before the change, as in Kafka. Tests that
-change metadata with one client and read it with another one use this admin client.
+A broker responds to a change when that broker knows the result. The other brokers learn the result from the controller
+at about the same time, so a client that asks another broker next may see the state before the change, as in Kafka.
+Tests that change metadata with one client and read it with another one use this admin client.
 """
 
 from __future__ import annotations

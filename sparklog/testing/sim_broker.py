@@ -278,7 +278,7 @@ class SimBroker(ReplicaPerformer):
     def updated(self, update: ControlUpdate, answer: Callable[[ErrorCode], None], *, waited_ms: int = 0) -> None:
         """Handle a controller's request.
 
-        The checks are those of ``broker/replication/leader_and_isr.py``, in the same order.
+        The checks are the same, in the same order, as in ``broker/replication/leader_and_isr.py``.
         """
         if update.incarnation > self.incarnation and waited_ms < REGISTRATION_MS:
             self.later(20, lambda: self.updated(update, answer, waited_ms=waited_ms + 20))

@@ -40,7 +40,7 @@ class Write:
     __slots__ = ("began_ms", "body", "count", "number", "sequence")
 
     def __init__(self, number: int, body: str, count: int, sequence: Sequenced, began_ms: int) -> None:
-        #: The number of the write among those of its producer.
+        #: The number of the write among the writes of its producer.
         self.number = number
         self.body = body
         self.count = count

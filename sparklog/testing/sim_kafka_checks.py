@@ -1,7 +1,7 @@
 """The invariants of Kafka's producers in a simulated cluster (ADR 31).
 
-The checks see each committed batch in the order of its partition, each response of a coordinator, and what the clients
-have learned. A broken invariant raises ``SimViolation``. One more check is part of ``PartitionChecker``: the first
+The checks see each committed batch in the order of its partition, each response of a coordinator, and the outcomes that
+clients received. A broken invariant raises ``SimViolation``. One more check is part of ``PartitionChecker``: the first
 batch of an unknown producer is never refused for its sequence.
 """
 

@@ -6,7 +6,7 @@ partitions. Both send up to three batches of a partition before the first respon
 
 Each client is a generator: it yields a function that begins a wait, and is resumed with the result. Responses may come
 late, twice or never. A copy of a batch may come at any time. The connection to a coordinator keeps the order of
-requests where an older client relies on it, as ADR 31 says.
+requests if an older client relies on this order (ADR 31).
 """
 
 from __future__ import annotations

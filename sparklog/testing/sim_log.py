@@ -1,8 +1,8 @@
 """A log in memory with real batch headers and the production table of producers. Its simulated disk can fail.
 
-It models ``storage.Log`` without files: offsets, epochs, sequences, and truncation at batch boundaries are the same. An
-append writes the data and then the header. ``recover`` drops an append that a crash has interrupted. A loss of the page
-cache (``lose_page_cache``) loses all unflushed data, or a part of it.
+It models ``storage.Log`` without files: it has the same offsets, epochs, sequences, and truncation at batch boundaries.
+An append writes the data and then the header. ``recover`` drops an append that a crash has interrupted. A loss of the
+page cache (``lose_page_cache``) loses all unflushed data, or a part of it.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class SimLog:
         self.log_end_offset = start_offset
         #: The leader epoch of the last batch.
         self.last_epoch = NO_EPOCH
-        #: True if the log directory's checkpoint names the log, as it does from the first batch on.
+        #: True if the log directory's checkpoint names the log. It names a log from the log's first batch on.
         self.named = True
         self.batches: list[SimBatch] = []
         #: The end offset of each batch.
@@ -102,7 +102,7 @@ class SimLog:
         return self.producers.known(batches, _TP, begins_anywhere=begins_anywhere)
 
     def forget_producer(self, producer_id: int) -> None:
-        """Forget the last batches of an idle producer, as a broker does after producer.id.expiration.ms."""
+        """Forget the last batches of an idle producer, as if producer.id.expiration.ms had passed."""
         state = self.producers.state()
         entries = {known: entry for known, entry in state.entries.items() if known != producer_id}
         self.producers = ProducerTable(entries, state.transactions)
@@ -222,11 +222,11 @@ class SimLog:
         self.flushed_end = self.log_end_offset
 
     def tear(self, batch: SimBatch) -> None:
-        """Leave this batch half written at the end of the log, as a crash of the process does."""
+        """Leave this batch half written at the end of the log, as after a crash of the process."""
         self.torn = batch
 
     def lose_page_cache(self, chance: Random) -> None:
-        """Lose the unflushed data, as a crash of the host does. A first part of this data may have reached the disk."""
+        """Lose the unflushed data, as in a crash of the host. A first part of this data may have reached the disk."""
         survives = chance.randint(self.flushed_end, self.log_end_offset) if chance.random() < 0.5 else self.flushed_end
         self.torn = None
         self.truncate(survives)

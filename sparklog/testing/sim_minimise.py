@@ -37,7 +37,7 @@ class Minimiser:
         self._budget = budget
 
     def run(self) -> Case:
-        """Remove from the case what the failure does not need; return the remaining case."""
+        """Remove all parts of the case that the failure does not need; return the remaining case."""
         self._end_at_failure()
         for partitions in range(1, self.case.partitions):
             if self._take(replace(self.case, partitions=partitions)):

@@ -28,7 +28,7 @@ from sparklog.testing.sim_schedule import FAULTS
 from sparklog.testing.sim_transactions import TransactionBroker
 
 NOTHING = "nothing"
-#: A patch: a module or class, the name of a function or constant in it, and the broken one that replaces it.
+#: A patch: a module or class, the name of a function or constant in it, and the broken replacement.
 Patch = tuple[object, str, Any]
 
 

@@ -67,8 +67,8 @@ class Actor(Protocol):
     paused_until_ms: int
 
 
-#: An action, its process, and the process number. The action runs only while the process has that number, and not while
-#: it is paused. A process of None means that the action belongs to no process.
+#: An action, its process, and the process number. The action runs only if the process still has that number. While the
+#: process is paused, the action waits. A process of None means that the action belongs to no process.
 Deed = tuple[Actor | None, int, Callable[[], None]]
 
 

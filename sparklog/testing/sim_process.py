@@ -48,7 +48,7 @@ class SimProcess:
         return int(self._base_ms + (self.world.now_ms - self._since_ms) * self._rate)
 
     def set_clock(self, rate: float) -> None:
-        """Set how fast the clock runs: ``rate`` is the time of the process divided by the time of the simulation."""
+        """Set the speed of the clock: ``rate`` is the time of the process divided by the time of the simulation."""
         elapsed = (self.world.now_ms - self._since_ms) * self._rate
         self._base_ms = float(int(self._base_ms + elapsed))
         self._since_ms, self._rate = self.world.now_ms, rate

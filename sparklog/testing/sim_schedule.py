@@ -1,7 +1,8 @@
 """The actions on a simulated cluster, as data. All actions are drawn in advance, so that a run can omit some of them.
 
 An action has a time, a kind and its own seed. All random choices of the action come from that seed, so an action does
-not depend on the actions before it. Whether an action is possible is decided by the state of the cluster at its time.
+not depend on the actions before it. The state of the cluster at the time of an action decides whether the action is
+possible.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ _T = TypeVar("_T")
 class SimSession:
     """A session of a simulated process with the simulated ZooKeeper.
 
-    After it has expired, the process opens a new one.
+    After the session has expired, the process opens a new session.
     """
 
     def __init__(

@@ -1,8 +1,8 @@
 """The transactions of Kafka's producers in a simulated broker: leaders, coordinators and senders of markers.
 
 The decisions are the production code: ``TransactionVerification`` and ``MarkerAppend`` with ``LeaderTransactions``,
-``TransactionHost`` with the ``Transactions`` core, ``HostedCoordinators`` and ``CoordinatorEpochs``. The classes here
-replace their sockets, tasks and timers by those of the simulation.
+``TransactionHost`` with the ``Transactions`` core, ``HostedCoordinators`` and ``CoordinatorEpochs``. The classes of
+this module replace sockets, tasks and timers by simulated ones.
 """
 
 from __future__ import annotations
@@ -389,7 +389,7 @@ class TransactionBroker(SimBroker):
             answered(Refused(error.code, error.detail))
 
     def produce_for_kafka(self, tp: TopicPartition, produce: SimProduce, *, key: str, adds: bool) -> None:
-        """Append a batch of a Kafka producer, as ``broker.kafka.produce`` does.
+        """Append a batch of a Kafka producer. ``broker.kafka.produce`` is the production code for this.
 
         ``key`` is empty outside transactions.
         """
@@ -438,7 +438,7 @@ class TransactionBroker(SimBroker):
         ask_host(host, request, answered)
 
     def write_marker(self, marker: TransactionMarker, leader_epoch: int, reply: OnResult) -> None:
-        """Write a marker. ``leader_epoch`` is the one that the sender knew.
+        """Write a marker. ``leader_epoch`` is the leader epoch that the sender knew.
 
         A marker from an earlier term of this leader is dropped, because the simulation does not cover late copies of
         markers across terms (ADR 31, "What remains").

@@ -225,7 +225,7 @@ class StayingReplica(Replica):
 class LatchedLeavingReplica(Replica):
     """A leader that still removes a replica from the ISR after the controller has withdrawn the order.
 
-    It ignores the withdrawal if its own ISR write was faster than the controller's decision.
+    The leader ignores the withdrawal if the leader's ISR write was faster than the controller's decision.
     """
 
     def _overtaken(self, event: ev.Decided, now_ms: int) -> list[fx.Effect]:

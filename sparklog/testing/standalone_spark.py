@@ -34,9 +34,9 @@ class StandaloneSpark:
     """A standalone Spark cluster. Use it as a context manager, or call ``start`` and ``stop``.
 
     Not thread-safe. Workers are numbered from 0. ``hosts`` are the addresses that Workers get in turn. Spark treats
-    them as hosts, and does not start the second attempt of a task on the host of the first. Without ``keep_state``
-    (Spark's default), a restarted Master has no state, and the executors of earlier applications end. ``settings`` are
-    Spark's settings of the Master and the Workers.
+    them as hosts, and does not start the second attempt of a task on the host of the first attempt. Without
+    ``keep_state`` (Spark's default), a restarted Master has no state, and the executors of earlier applications end.
+    ``settings`` are Spark's settings of the Master and the Workers.
     """
 
     def __init__(
@@ -152,7 +152,7 @@ class StandaloneSpark:
     def stop(self) -> None:
         """End all processes. Workers end their executors.
 
-        Executors of a Worker that was killed end when they lose the connection to it.
+        If a Worker was killed, its executors end when they lose the connection to the Worker.
         """
         left = [executor for number in self._workers for executor in self.executors(number)]
         for process in [*self._workers.values(), *([self._master] if self._master else [])]:

@@ -98,7 +98,7 @@ class Torture:
         ]
 
     def run(self, minutes: float) -> None:
-        """Break and heal the cluster in turn, until the time is up or the cluster does not heal."""
+        """Inject and end one fault after the other, until the time is up or the cluster does not heal."""
         workload = Workload(
             self.cluster,
             self.history,
