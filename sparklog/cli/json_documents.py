@@ -107,8 +107,8 @@ class JsonDocuments:
         self._lines.append(self._line + 1)
 
 
-#: This decoder is several times as fast as Python's. But if an object has a name twice, it silently keeps the last
-#: value.
+#: This decoder is several times as fast as Python's. But if an object has a name twice, the decoder silently keeps
+#: the last value.
 _FAST_DECODER = msgspec.json.Decoder(float_hook=Decimal)
 
 

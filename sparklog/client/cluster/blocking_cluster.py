@@ -291,8 +291,8 @@ class BlockingCluster:
     def open_connection(self, broker_id: int, *, at_most_s: float | None = None) -> BlockingConnection:
         """Return a new connection that the caller owns.
 
-        The caller may use it for long requests that must not delay other requests. ``at_most_s`` limits each wait for
-        the broker, in addition to the client's own timeouts.
+        The caller may use the connection for long requests that must not delay other requests. ``at_most_s`` limits
+        each wait for the broker, in addition to the client's own timeouts.
 
         Raises:
             BrokerError: for the same reasons as in ``connection``.

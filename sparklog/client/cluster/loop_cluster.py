@@ -82,7 +82,7 @@ class LoopCluster:
         #: The topics with an error in the last responses, with their errors.
         self.topic_errors = self.core.topic_errors
         self.last_problem = ""
-        #: Called with the connection and the time in ms when a reply demands a wait because of a quota.
+        #: A callback for a reply that demands a wait because of a quota, with the connection and the wait in ms.
         self.on_throttled: Callable[[AsyncConnection, int], None] = _ignore
         self._client_id = client_id
         self._changed = changed

@@ -464,7 +464,7 @@ class Consumer:
         return self._group_consumer
 
     def start_reading(self, starts: Mapping[AssignedPartition, int | None]) -> None:
-        """Start to read partitions at these offsets. Called by ``GroupConsumer``.
+        """Start to read partitions at these offsets. ``GroupConsumer`` calls this method.
 
         None means that the group has no committed offset. Then the partition is read from ``start`` on.
         """
@@ -482,7 +482,7 @@ class Consumer:
             self._fetcher.cursors[one.tp] = PartitionCursor(one.tp, one.topic_id, position)
 
     def stop_reading(self, partitions: Iterable[TopicPartition]) -> None:
-        """Stop reading partitions. Called by ``GroupConsumer``."""
+        """Stop reading partitions. ``GroupConsumer`` calls this method."""
         gone = set(partitions)
         for tp in gone:
             self._fetcher.cursors.pop(tp, None)

@@ -103,7 +103,7 @@ class GroupConsumer:
 
         Raises:
             BrokerError: the group refuses this consumer: FENCED_INSTANCE_ID, INVALID_REGULAR_EXPRESSION,
-                INVALID_SESSION_TIMEOUT, GROUP_MAX_SIZE_REACHED. Also the errors of ``Reader.start_reading``.
+                INVALID_SESSION_TIMEOUT, GROUP_MAX_SIZE_REACHED; or an error of ``Reader.start_reading``.
         """
         notice = self._session.accept_assignment(self._incarnation)
         if notice.incarnation != self._incarnation:

@@ -40,10 +40,11 @@ class CompletionLatch:
             callback()
 
     def end(self) -> None:
-        """Open the latch and run the callbacks. Idempotent, because this is called again after an interrupt.
+        """Open the latch and run the callbacks.
 
-        The callbacks run in reverse order, so that the first callback runs last. That callback removes the write from
-        ``OpenWrites``. Until then, ``end`` can be called again after an interrupt.
+        The method is idempotent, because the caller repeats the call after an interrupt. The callbacks run in reverse
+        order, so that the first callback runs last. That callback removes the write from ``OpenWrites``. Until then,
+        ``end`` can be called again after an interrupt.
         """
         self.done = True
         if self._callbacks:  # later callers of ``then`` see ``done``
@@ -82,13 +83,14 @@ class Completion(Protocol):
     def fail(self, error: BaseException) -> None:
         """Fail the parts of the write that have no outcome yet. The other parts keep their outcome.
 
-        Called if the write cannot be encoded, or if the producer ends.
+        The producer calls this method if the write cannot be encoded, or if the producer ends.
         """
 
     def abandon(self, error: BaseException) -> None:
         """End every open wait with ``error``, without calling any callback.
 
-        Called in a forked child. The parent's threads do not run there, and they may have held locks at the fork.
+        A forked child calls this method. The parent's threads do not run in the child, and may have held locks at the
+        fork.
         """
 
     def consume_failure(self) -> BaseException | None:

@@ -283,7 +283,7 @@ class SingleRecordCompletion:
             self.fail(outcome.error)
 
     def fail(self, error: BaseException) -> None:
-        """Fail the record if it has no outcome, and notify the waiting callers. Idempotent."""
+        """Fail the record if it has no outcome, and notify the waiting callers. The method is idempotent."""
         if self._outcome is None:
             self._outcome = error
         self.notify()
@@ -299,7 +299,7 @@ class SingleRecordCompletion:
     def notify(self) -> None:
         """Notify the waiting callers, and then remove the record from the open writes.
 
-        Idempotent, because an interrupt may stop it.
+        The method is idempotent, because an interrupt may stop a call.
         """
         if self._listeners:
             self._notify_listeners()

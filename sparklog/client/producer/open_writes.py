@@ -90,7 +90,7 @@ class OpenWrites:
             self._failed.clear()
 
     def after_fork(self) -> None:
-        """End every open write of the parent with ClientForked. Called in a forked child."""
+        """End every open write of the parent with ClientForked. A forked child calls this method."""
         self._lock = threading.Lock()
         for completion in list(self.open):
             completion.abandon(ClientForked("producer"))

@@ -58,7 +58,7 @@ class EncodedPart(NamedTuple):
 class ProducerTopic:
     """A topic as a producer needs it: its id, partitions, schema, key columns and size limit.
 
-    Immutable, except for the counter of ``next_partition``. Thread-safe.
+    The object is immutable, except for the counter of ``next_partition``, and thread-safe.
     """
 
     def __init__(self, metadata: TopicMetadata) -> None:

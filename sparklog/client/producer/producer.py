@@ -537,7 +537,7 @@ class Producer:
         return self._sender.topics.get(known.name, known)
 
     def after_fork(self) -> None:
-        """End all waits for futures, and unregister the exit handler. Called in a forked child."""
+        """End all waits for futures, and unregister the exit handler. A forked child calls this method."""
         self._lifetime.unregister_exit()
         self._writes.after_fork()
 

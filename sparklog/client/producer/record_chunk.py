@@ -138,7 +138,7 @@ class RecordChunk:
         self._notify(ended=not self._open)
 
     def fail(self, error: BaseException) -> None:
-        """Fail the records that have no outcome so far. Idempotent."""
+        """Fail the records that have no outcome so far. The method is idempotent."""
         self._failure = self._failure or error
         self._all_failed = self._all_failed or error
         self._notify(ended=True)

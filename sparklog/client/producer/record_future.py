@@ -128,7 +128,7 @@ class RecordFuture(Future[RecordMetadata]):
 
 
 def abandon_listener(listener: Callable[[RecordMetadata | BaseException], None], error: BaseException) -> None:
-    """End the future to which ``listener`` belongs. Called in a forked child.
+    """End the future to which ``listener`` belongs. A forked child calls this function.
 
     Any other listener belongs to a waiting thread of the parent, which does not run in the child.
     """

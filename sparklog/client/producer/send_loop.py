@@ -39,7 +39,10 @@ class SendLoop(Protocol):
         """End the producer after all accepted work has ended."""
 
     def fail_all(self, error: BaseException) -> None:
-        """Fail all open work, because the producer ends. Idempotent, because an interrupt may stop this call."""
+        """Fail all open work, because the producer ends.
+
+        The method is idempotent, because an interrupt may stop a call.
+        """
 
     async def disconnect(self) -> None:
         """Close the connections, and wait until they are closed."""

@@ -313,7 +313,7 @@ class Sender:
             self.thread.loop.call_later(_RETIRE_POLL_S, self.run_once)
 
     def fail_all(self, error: BaseException) -> None:
-        """Fail all open work. Idempotent, because an interrupt may stop this call.
+        """Fail all open work. The method is idempotent, because an interrupt may stop a call.
 
         The I/O thread repeats this call when the thread ends.
         """
