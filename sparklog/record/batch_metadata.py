@@ -1,6 +1,6 @@
 """The metadata of a RecordBatch message, encoded without Arrow.
 
-So the bytes do not depend on the version of Arrow. They have this layout:
+So the bytes do not depend on the version of Arrow. The bytes have this layout:
 
 ::
 

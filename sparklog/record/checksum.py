@@ -1,7 +1,7 @@
 """CRC32C of any buffer without a copy, and arithmetic that combines the CRCs of two pieces.
 
-The native function accepts only read-only buffers. It does not accept a memoryview, but it accepts an Arrow buffer of
-the same memory.
+The native function accepts only read-only buffers. The function does not accept a memoryview, but it accepts an Arrow
+buffer of the same memory.
 
 A CRC is a polynomial over GF(2). Each byte that is appended multiplies it by x^8. So the CRC of the joined pieces
 ``AB`` is the CRC of ``A`` times x^(8 |B|), plus the CRC of ``B``. Source: zlib, crc32_combine().

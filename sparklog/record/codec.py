@@ -40,7 +40,7 @@ class EncodedBatch(NamedTuple):
     """A batch that is ready to be sent.
 
     The fields of ``header`` that the leader sets are 0, and the leader epoch is -1. ``body`` is any buffer that
-    ``crc32c`` accepts. It is ``bytes`` if a producer sends a single record.
+    ``crc32c`` accepts. The body is ``bytes`` if a producer sends a single record.
     """
 
     header: BatchHeader
@@ -134,9 +134,9 @@ def batch_without_records(body: pa.Buffer, *, schema_id: int, offset_span: int, 
 def decode_batch(header: BatchHeader, body: Buffer, schema: pa.Schema, *, verify_crc: bool = True) -> pa.RecordBatch:
     """Return the records of a stored batch.
 
-    ``schema`` is the schema with the id ``header.schema_id``. For a projected batch it has only the batch's columns.
-    ``body`` has ``header.length`` bytes, and then the offset array if there is one. For a projected batch without
-    columns ``header.length`` is 0.
+    ``schema`` is the schema with the id ``header.schema_id``. For a projected batch ``schema`` has only the batch's
+    columns. ``body`` has ``header.length`` bytes, and then the offset array if there is one. For a projected batch
+    without columns ``header.length`` is 0.
 
     The columns of an uncompressed batch are views of ``body`` and keep it alive. A body whose address is not a multiple
     of 8 is copied first, because code that uses Arrow relies on this alignment.

@@ -233,7 +233,7 @@ class BatchMerger:
 
 
 def offset_array(offsets: npt.NDArray[np.int64], base_offset: int) -> bytes:
-    """Return the offset array. It is empty if the offsets begin at ``base_offset`` and have no gaps."""
+    """Return the offset array, which is empty if the offsets begin at ``base_offset`` and have no gaps."""
     if not len(offsets) or offsets[-1] - base_offset == len(offsets) - 1:
         return b""
     deltas = (offsets - base_offset).astype("<u4").tobytes()

@@ -54,7 +54,7 @@ class ValueRefusedError(Exception):
     def inside(self, part: str) -> ValueRefusedError:
         """Return this error as an error of the enclosing value.
 
-        ``part`` is the step from the enclosing value to the value of this error. It is put before the path.
+        ``part`` is the step from the enclosing value to the value of this error. This step is put before the path.
         """
         return ValueRefusedError(self.reason, self.value, path=part + self.path, row=self.row)
 

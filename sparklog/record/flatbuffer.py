@@ -48,7 +48,7 @@ class Vector(NamedTuple):
 class Table:
     """A reader of one table in the bytes ``source``.
 
-    It reads a field only when the field is requested, and checks each access.
+    The reader reads a field only when the field is requested, and checks each access.
 
     Raises:
         BrokerError: CORRUPT_MESSAGE from the constructor and every method, if an offset is out of bounds.

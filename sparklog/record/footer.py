@@ -83,8 +83,8 @@ def schema_of_prelude(prelude: bytes) -> bytes:
 def arrow_footer(schema_message: bytes, blocks: Sequence[tuple[int, int, int]] | npt.NDArray[np.void]) -> bytes:
     """Return the bytes after the last batch of a sealed segment's data file.
 
-    ``blocks`` has one entry for each batch, in the order of the file: (file position, metadata length, body length). It
-    may also be an array of ``BLOCK_DTYPE``, as ``blocks_of`` returns.
+    ``blocks`` has one entry for each batch, in the order of the file: (file position, metadata length, body length).
+    ``blocks`` may also be an array of ``BLOCK_DTYPE``, such as a result of ``blocks_of``.
 
     Raises:
         BrokerError: CORRUPT_MESSAGE if ``schema_message`` is not a Schema message.

@@ -111,7 +111,7 @@ def is_variable_binary(kind: pa.DataType) -> bool:
 
 
 def is_list(kind: pa.DataType) -> bool:
-    """Return whether the type is a list with an offsets buffer. A map is not a list here."""
+    """Return whether the type is a list with an offsets buffer. A map does not count as a list."""
     return bool(types.is_list(kind) or types.is_large_list(kind))
 
 

@@ -2,8 +2,8 @@
 
 A marker is a batch with ``Flag.CONTROL``, one offset and no records. Its body is a RecordBatch message of the topic's
 schema with zero rows, so a sealed segment is an ordinary Arrow file without extra rows. The content of the marker is
-JSON in the message's custom metadata, under ``sparklog.marker``. It has the producer ids and epochs of the committed
-and of the aborted transactions. This module is pure.
+JSON in the message's custom metadata, under ``sparklog.marker``. The content has the producer ids and epochs of the
+committed and of the aborted transactions. This module is pure.
 """
 
 from __future__ import annotations

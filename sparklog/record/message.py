@@ -158,8 +158,8 @@ def schema_table_position(flatbuffer: ReadOnly) -> int:
 def counted_bytes(message: BatchMessage, source: ReadOnly) -> int:
     """Return the size of a batch that both producer and leader compare with ``max.message.bytes``.
 
-    It is the size of ``source``, or the declared size after decompression if that is greater. Kafka limits only the
-    compressed size, but a reader needs memory for the decompressed batch.
+    The result is the size of ``source``, or the declared size after decompression, whichever is greater. Kafka limits
+    only the compressed size, but a reader needs memory for the decompressed batch.
 
     Raises:
         BrokerError: CORRUPT_MESSAGE if a compressed buffer's size cannot be read.

@@ -4,8 +4,8 @@ In the body of a RecordBatch message the buffers of a column are adjacent, and e
 not at all. So a projection takes the bytes of the chosen columns unchanged, and puts new metadata before them
 (``batch_metadata``). Adjacent columns form one run. Long runs are not copied.
 
-A projected batch has its own header, with ``Flag.PROJECTED``, its length and its CRC. It is never stored: followers do
-not receive it, and producers must not send it. This module is pure.
+A projected batch has its own header, with ``Flag.PROJECTED``, its length and its CRC. A projected batch is never
+stored: followers do not receive it, and producers must not send it. This module is pure.
 
 The CRC of a projected batch must cover only bytes that were verified against the producer's CRC. The bytes of a short
 batch are first verified and then read again for the new CRC. For a long batch, the verification also records running

@@ -28,7 +28,7 @@ def place_batch(
     schema_id: int,
     compression: str | None,
 ) -> EncodedBatch:
-    """Return a batch with ``records`` (at least one) at ``offsets``. It covers the offsets ``[begin, end)``.
+    """Return a batch with ``records`` (at least one) at ``offsets``. The batch covers the offsets ``[begin, end)``.
 
     The ``offsets`` ascend and are inside this range. ``times`` are the smallest and the greatest time of the records,
     in microseconds. A record without an event time has the greatest time.

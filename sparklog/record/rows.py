@@ -1,8 +1,8 @@
 """Conversion of rows, given as mappings of Python values, to the columns of a topic.
 
-A value is stored exactly or refused. It is never converted to another kind of value: a number is not a time, a bool is
-not a number, and text is not a list. The rules of ``fit_table`` for the columns of a table also apply to Python values.
-``None``, ``pandas.NA`` and every ``NaT`` are null. A datetime without a time zone is in UTC.
+A value is stored exactly or refused. A value is never converted to another kind of value: a number is not a time, a
+bool is not a number, and text is not a list. The rules of ``fit_table`` for the columns of a table also apply to Python
+values. ``None``, ``pandas.NA`` and every ``NaT`` are null. A datetime without a time zone is in UTC.
 
 ``pyarrow.array`` alone does not suffice: it drops fractions, nanoseconds and time zones, and ignores unknown fields of
 structs. So this module first checks the types of a column's values. It passes the column to pyarrow only if pyarrow

@@ -1,7 +1,7 @@
 """The cast of a producer's columns to a topic's schema: order, types, missing nullable columns.
 
-The columns of a data frame have the types of its library: categoricals, views, large strings, nanoseconds. They are
-cast to the topic's types if no value changes. Otherwise the table is refused, and the error names every column that
+The columns of a data frame have the types of its library: categoricals, views, large strings, nanoseconds. The columns
+are cast to the topic's types if no value changes. Otherwise the table is refused, and the error names every column that
 does not fit. A value is never converted to another kind of value: text is not parsed into numbers, and numbers are not
 times. Timestamps without a time zone are in UTC.
 """

@@ -1,4 +1,5 @@
 """The state machine of one replica of a partition: roles, ISR, high watermark, waiting produces, fetch sessions.
 
-It does no I/O. ``replica.py`` has the state machine, ``events.py`` its inputs and ``effects.py`` its outputs.
+The state machine does no I/O. ``replica.py`` has the state machine, ``events.py`` its inputs and ``effects.py`` its
+outputs.
 """

@@ -1,7 +1,7 @@
 """The events of one replica of a partition. Each event is a fact, with a name in the past tense.
 
-The caller (the broker process, or the simulator) passes them to ``Replica.step(event, now_ms)`` one at a time. It
-carries out the returned effects in order before it passes the next event.
+The caller (the broker process, or the simulator) passes them to ``Replica.step(event, now_ms)`` one at a time. The
+caller carries out the returned effects in order before it passes the next event.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ class IsrRefused(msgspec.Struct, frozen=True, gc=False):
     ``state`` and ``version`` are the current content and version of the partition's node.
 
     ``expected_version`` is the expected version in the WriteIsr. With this version, the replica distinguishes the
-    results of two writes. It may be -1 if the caller never has two writes of a partition in flight.
+    results of two writes. ``expected_version`` may be -1 if the caller never has two writes of a partition in flight.
     """
 
     state: LeaderAndIsr

@@ -202,8 +202,8 @@ class SessionCache:
         self.holders: dict[Key, dict[int, FetchSession]] = {}
         #: A callback, called with the id of each session that is closed for any reason.
         self.on_close: Callable[[int], None] = lambda session_id: None
-        #: A function of two connections: whether a request of the second one may use a session of the first one. The
-        #: check is needed because session ids can be guessed.
+        #: A function that returns whether a request of the second connection may use a session of the first connection.
+        #: The check is needed because session ids can be guessed.
         self.may_use: Callable[[object, object], bool] = lambda owner, connection: True
         #: Sessions by the connection of their last request.
         self._by_connection: dict[object, dict[int, FetchSession]] = {}

@@ -3,8 +3,8 @@
 A ``LeaderRole`` exists for exactly one leader epoch; ``replica.py`` creates and drops it. Its rules, most of which
 prevent a loss of records:
 
-- The high watermark is the smallest log end offset in the *maximal* ISR. It moves only while the *committed* ISR has
-  min(min.insync.replicas, replication factor) members.
+- The high watermark is the smallest log end offset in the *maximal* ISR. The high watermark moves only while the
+  *committed* ISR has min(min.insync.replicas, replication factor) members.
 - A follower may join the ISR when its log end offset reaches max(high watermark, epoch start). The offset counts only
   if the follower's current incarnation fetched from it in this epoch. All records that earlier leaders committed are
   below the epoch start, but this leader's high watermark may still be lower. Source: KAFKA-7128.

@@ -1,7 +1,7 @@
 """Produces that wait on a leader until they are appended, and with acks=all until they are committed.
 
-Each partition has one purgatory. It holds tickets, never records, and does no I/O. Entries are ordered by end offset.
-So when the high watermark rises, only the entries that are now committed are visited.
+Each partition has one purgatory. The purgatory holds tickets, never records, and does no I/O. Entries are ordered by
+end offset. So when the high watermark rises, only the entries that are now committed are visited.
 """
 
 from __future__ import annotations

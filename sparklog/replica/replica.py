@@ -4,8 +4,8 @@ The module does no I/O and reads no clock. Only ``Replica.step(event, now_ms)`` 
 (until the first decision, or permanently), the leader of one epoch, or a follower in one epoch. ``TRANSITIONS`` lists
 all changes of role. ``leader.py`` and ``follower.py`` define what each role does.
 
-A decision is a state of the partition: its leader, ISR and epoch. It comes from the controller or from a read of
-ZooKeeper, and the version of the partition's node orders decisions of both kinds. A broker that starts leads no
+A decision is a state of the partition: its leader, ISR and epoch. A decision comes from the controller or from a read
+of ZooKeeper, and the version of the partition's node orders decisions from both sources. A broker that starts leads no
 partition before it receives a decision. So no incarnation resumes an epoch in which an earlier incarnation led with a
 longer log.
 
@@ -114,7 +114,7 @@ class Replica:
     """The state machine of one replica of one partition.
 
     Mutable and not thread-safe: use it only in one thread, the thread of the broker's event loop or of the simulator.
-    It is created when the partition's log has been opened, and used until Stopped or LogFailed.
+    The object is created when the partition's log has been opened, and used until Stopped or LogFailed.
     """
 
     #: The simulator replaces these classes with faulty variants, to test that its checks detect the faults.
@@ -255,7 +255,7 @@ class Replica:
 
     @settings.setter
     def settings(self, settings: ReplicaSettings) -> None:
-        """Set the topic's new settings. They apply from the next step on."""
+        """Set the topic's new settings, which apply from the next step on."""
         if settings != self.view.settings and isinstance(self._role, LeaderRole):
             self._role.check_ms = 0  # other members may be out of sync by the new settings
         self.view.settings = settings

@@ -15,7 +15,10 @@ from sparklog.replica.events import Decided
 
 
 class LogView(Protocol):
-    """The part of a log that its replica reads. It shows the log after all effects that were carried out so far."""
+    """The part of a log that its replica reads.
+
+    The view shows the log after all effects that were carried out so far.
+    """
 
     @property
     def log_start_offset(self) -> int: ...
@@ -24,7 +27,7 @@ class LogView(Protocol):
     def first_segment_offset(self) -> int:
         """Return the first offset of the log's first segment, where a new follower begins to copy.
 
-        It is at or below the log start. Followers copy the leader's first segment from its beginning.
+        This offset is at or below the log start. Followers copy the leader's first segment from its beginning.
         """
 
     @property
@@ -55,7 +58,7 @@ class LogView(Protocol):
 class ReplicaSettings:
     """The topic's settings for a replica (``replica.lag.*``), and the pauses between ISR changes."""
 
-    #: The time without having caught up after which a follower leaves the ISR.
+    #: The time after which a follower that has not caught up leaves the ISR.
     lag_time_max_ms: int = 10_000
     #: The number of records by which a follower may lag; 0 for no limit.
     lag_max_messages: int = 0
@@ -140,9 +143,10 @@ class PartitionView:
 
 
 def divergence_point(log: LogView, offset: int, last_epoch: int) -> EpochEnd | None:
-    """Return where a follower's log, which ends at ``offset`` with ``last_epoch``, diverges from ``log``, or None.
+    """Return the point where a follower's log diverges from ``log``, or None if the logs agree.
 
-    ``log`` must begin at or below ``offset``. Source: KIP-101, KIP-279.
+    The follower's log ends at ``offset``, and its last batch has the epoch ``last_epoch``. ``log`` must begin at or
+    below ``offset``. Source: KIP-101, KIP-279.
 
     The leader's log may begin exactly at ``offset`` and have no batch of an epoch up to ``last_epoch``. Then all
     records that could be compared were deleted. The result is None, because a follower with all earlier records may be

@@ -2,8 +2,8 @@
 
 This module is pure. A log without retention may have a hundred thousand ranges. Every fetch needs the ranges that
 overlap its offsets. The ranges are ordered by the offsets of their markers, so the ranges that end inside the fetch are
-adjacent. A few more ranges begin before the end of the fetch and end after it. They may be anywhere later in the order,
-so the search skips blocks in which no range begins early enough.
+adjacent. A few more ranges begin before the end of the fetch and end after it. Such ranges may be anywhere later in the
+order, so the search skips blocks in which no range begins early enough.
 """
 
 from __future__ import annotations

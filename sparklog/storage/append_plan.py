@@ -1,8 +1,8 @@
 """Plans of appends, decided before a byte is written: final headers, and the places where segments roll.
 
 This module is pure. The leader's plan sets the header fields that only the leader can set, and decides where segments
-roll. The follower's plan checks the leader's batches against the end of the local log. It keeps the batches unchanged
-and rolls where the leader rolled. A plan is carried out completely or not at all.
+roll. The follower's plan checks the leader's batches against the end of the local log. The follower keeps the batches
+unchanged and rolls where the leader rolled. A plan is carried out completely or not at all.
 """
 
 from __future__ import annotations

@@ -57,7 +57,7 @@ _AHEAD_S = 0.01
 class CleaningRules(NamedTuple):
     """The settings of one compaction of a log, from the topic and the broker.
 
-    ``seed`` is a secret number for the hash of the keys. It differs in each compaction.
+    ``seed`` is a secret number for the hash of the keys. Each compaction has another seed.
     """
 
     key_columns: tuple[str, ...]
@@ -75,7 +75,7 @@ class CleaningRules(NamedTuple):
 class Replacement(NamedTuple):
     """A new segment, and the base offsets (``bases``) of the old segments that it replaces.
 
-    The ``.swap`` file, which records the decision to replace them, is already on disk (``segment_swap``).
+    The ``.swap`` file, which records the decision to replace the old segments, is already on disk (``segment_swap``).
     """
 
     bases: tuple[int, ...]

@@ -40,7 +40,8 @@ class ClusterSeen(msgspec.Struct, frozen=True):
 class SeenFile:
     """The file ``cluster-seen`` of one log directory, with its content in memory.
 
-    Any thread may call the ``note_*`` methods. They block for an fsync if the number is higher than the one on disk.
+    Any thread may call the ``note_*`` methods. These methods block for an fsync if the number is higher than the number
+    on disk.
     """
 
     def __init__(self, disk: Disk, log_dir: Path) -> None:

@@ -72,7 +72,7 @@ class Claim:
         return is_locked(self._disk, self.path / BROKER_LOCK)
 
     def write_meta(self, meta: DirectoryMeta) -> None:
-        """Write ``meta.json``, for example with a new broker id or port. It is durable on return."""
+        """Write ``meta.json``, for example with a new broker id or port. The file is durable on return."""
         try:
             write_meta(self._disk, self.path, meta)
         except OSError as failure:

@@ -172,7 +172,7 @@ class DirectoryTrust:
 
         The registration reports whether the broker's logs can be trusted. So the file ``running`` no longer has to
         record that logs may lack records, unless the disk has failed in this process. Any thread may call this method.
-        It blocks for an fsync.
+        The method blocks for an fsync.
 
         Raises:
             OSError: the incarnation is not recorded. The next process will not trust the directory.

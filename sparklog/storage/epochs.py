@@ -1,8 +1,8 @@
 """The start offset of each leader epoch of a log, in memory and in the file ``leader-epochs``.
 
 The batch headers are authoritative. The file only makes it unnecessary to read all headers when a log is opened. It is
-written when a segment is sealed and on a clean shutdown, so it may lack the newest epochs. It is used only below its
-``through`` offset. This module does no I/O. Source: KIP-101, KIP-279.
+written when a segment is sealed and on a clean shutdown, so it may lack the newest epochs. The file is used only below
+its ``through`` offset. This module does no I/O. Source: KIP-101, KIP-279.
 """
 
 from __future__ import annotations

@@ -63,7 +63,7 @@ class FileRemoval:
             self._threads.shutdown(wait=True)
 
     def remove_files(self, paths: Sequence[Path]) -> None:
-        """Delete files in the background. Their names must already show that they belong to no log."""
+        """Delete files in the background. The names of the files must already show that the files belong to no log."""
 
         def remove() -> None:
             for path in paths:

@@ -7,9 +7,9 @@ single row for each key::
 
     row = upper half of the hash (u64), lower half (u64), offset (i64), in the machine's own byte order: 24 bytes
 
-A lookup is a binary search in the memory-mapped file. It finds all keys of a batch at a time, in the order of the
-rows. So lookups need memory only for one batch, besides the page cache. The file is unlinked right after it is created.
-So a crash does not leave it on disk, and a truncation or deletion of the log need not remove it.
+A lookup is a binary search in the memory-mapped file. The lookup finds all keys of a batch at a time, in the order of
+the rows. So lookups need memory only for one batch, besides the page cache. The file is unlinked right after it is
+created. So a crash does not leave it on disk, and a truncation or deletion of the log need not remove it.
 
 If the disk has no room for the file, the table accepts no more keys, and the cleaning covers only the records of the
 keys that the table has.
@@ -102,8 +102,8 @@ class KeyTable:
     """A table of the newest offset of each key, in memory, and also on disk if the keys do not fit into memory.
 
     Call ``put`` with all keys, then ``complete``, then ``newest`` to look keys up. One thread makes all calls.
-    ``open_file`` returns an empty temporary file. ``spend`` is called with a number of bytes before they are written,
-    and may raise. The methods raise OSError if the disk fails, but not if it is full.
+    ``open_file`` returns an empty temporary file. ``spend`` is called with a number of bytes before these bytes are
+    written, and may raise. The methods raise OSError if the disk fails, but not if it is full.
     """
 
     def __init__(self, max_bytes: int, *, open_file: Callable[[], SpillFile], spend: Callable[[int], None]) -> None:

@@ -3,9 +3,9 @@
 Only the broker's event loop uses the log. Other threads run only its jobs (``SealJob``, ``FlushJob``,
 ``TruncationJob``, ``PartitionFileJob``, ``CleanJob``) and the functions that ``remove_later`` receives.
 
-An append writes to the page cache. Records survive a power failure because other replicas have them. They are fsynced
-when their segment is sealed, by a ``FlushJob``, on a clean shutdown, and in the append itself if ``flush.messages``
-requires it.
+An append writes to the page cache. Records survive a power failure because other replicas have them. Records are
+fsynced when their segment is sealed, by a ``FlushJob``, on a clean shutdown, and in the append itself if
+``flush.messages`` requires this.
 
 ``Log`` has the operations that requests need. The state is in the parts of ``Log``, and only the part itself changes
 its state:
@@ -482,8 +482,8 @@ class Log:
         """Return the base offset and greatest timestamp of the first batch with the greatest timestamp of the log.
 
         Only batches that end at or below ``end_offset``, and whose greatest timestamp is below ``below_us``, count.
-        Return None if there are none. If the batch begins below the log start offset, the log start offset is returned
-        instead of the base offset.
+        Return None if there is no such batch. If the batch begins below the log start offset, the log start offset is
+        returned instead of the base offset.
 
         Raises:
             StorageError: the log directory must go offline.
@@ -499,10 +499,10 @@ class Log:
         return self._files.directory.schema(schema_id)
 
     def last_stable_offset(self, high_watermark: int) -> int:
-        """Return the last stable offset, at which ``read_committed`` consumers stop.
+        """Return the last stable offset, the offset at which ``read_committed`` consumers stop.
 
-        It is the lowest first offset of a transaction that is open or whose marker is not committed. It is
-        ``high_watermark`` if that is lower, or if there is no such transaction.
+        The last stable offset is the lowest first offset of a transaction that is open or whose marker is not
+        committed. It is ``high_watermark`` if ``high_watermark`` is lower, or if there is no such transaction.
         """
         return self._tail.last_stable_offset(high_watermark)
 

@@ -181,7 +181,7 @@ class LogCleaning:
     def finished(self, job: CleanJob, state: CleanerState | None) -> None:
         """Record that ``job`` has ended.
 
-        ``state`` is the result of its ``finish``, or None if the job failed or was cancelled.
+        ``state`` is the result of the job's ``finish``, or None if the job failed or was cancelled.
         """
         if self.job is not job:
             return

@@ -105,8 +105,8 @@ class LogDirectory:
             producer_count=ProducerCount(config.producer_ids_max, self._expire_producers),
         )
         self._checkpoints = CheckpointWriter(disk, path, logs=self._logs, services=self._services, trust=trust)
-        #: Topic ids of the logs that the checkpoint names and ``load`` did not find. They are lost, or were deleted
-        #: after the last checkpoint.
+        #: Topic ids of the logs that the checkpoint names and ``load`` did not find. Such logs are lost, or were
+        #: deleted after the last checkpoint.
         self.missing: dict[TopicPartition, str] = {}
 
     @classmethod
@@ -510,8 +510,8 @@ class LogDirectory:
     def checkpoint_job(self) -> Callable[[], None]:
         """Collect the checkpoint's content now, and return a function that writes it.
 
-        Any thread may call the function. It writes nothing if a later checkpoint is already written. This method and
-        the function raise the same errors as ``checkpoint``.
+        Any thread may call the function. The function writes nothing if a later checkpoint is already written. This
+        method and the function raise the same errors as ``checkpoint``.
         """
         return self._checkpoints.job()
 

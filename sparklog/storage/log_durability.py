@@ -136,7 +136,7 @@ class LogDurability:
         """Return a job that writes new schemas to ``partition.json``, if a segment uses one of them.
 
         The caller runs the job in a thread, and then calls ``schemas_stored``. Return None while an earlier job runs.
-        Call this method whenever ``seals_due`` is called. It is fast if no job is due.
+        Call this method whenever ``seals_due`` is called. The method is fast if no job is due.
         """
         directory = self._files.directory
         if not directory.unstored or self._schemas_job is not None:
@@ -294,7 +294,7 @@ class LogDurability:
         self._unflushed_records = max(self._unflushed_records - job.records, 0)
 
     def cancel_flush(self) -> None:
-        """Cancel the running flush job, because some of its files are about to be deleted or truncated."""
+        """Cancel the running flush job, because some of the job's files are about to be deleted or truncated."""
         job, self._job = self._job, None
         if job is not None:
             job.cancel()

@@ -128,7 +128,7 @@ class LogOffsets:
         """Limit the offsets for the next checkpoint to at most ``end_offset``, before the log is truncated there.
 
         Return True if the checkpoint on disk may have an offset above ``end_offset``. Then the caller writes a
-        checkpoint and calls ``claims_lowered``. This method remembers the offsets of earlier checkpoints, because the
+        checkpoint and calls ``claims_lowered``. This object remembers the offsets of earlier checkpoints, because the
         caller has already lowered the high watermark.
         """
         if end_offset >= max(self._claimed_end, self.high_watermark, self.recovery_point):

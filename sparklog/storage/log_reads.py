@@ -137,7 +137,8 @@ def greatest_time(
     """Return the base offset and greatest timestamp of the first batch with the greatest timestamp.
 
     Only batches in ``[log_start_offset, end_offset)`` with a timestamp below ``below_us`` count. Return None if there
-    are none. If the batch begins below ``log_start_offset``, that offset is returned instead of the base offset.
+    is no such batch. If the batch begins below ``log_start_offset``, that offset is returned instead of the base
+    offset.
     """
     found: tuple[int, int] | None = None
     for segment in chain.segments:

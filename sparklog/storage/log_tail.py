@@ -207,8 +207,8 @@ class LogTail:
     def last_stable_offset(self, high_watermark: int) -> int:
         """Return the lowest first offset of a transaction that is open or whose marker is not committed.
 
-        Return ``high_watermark`` if that is lower, or if there is no such transaction. The result is below the log
-        start offset only if ``high_watermark`` is below it.
+        Return ``high_watermark`` if ``high_watermark`` is lower, or if there is no such transaction. The result is
+        below the log start offset only if ``high_watermark`` is below it.
         """
         stable = self.producers.transactions.last_stable_offset(high_watermark)
         return stable if stable == high_watermark else max(stable, min(self._offsets.log_start, high_watermark))

@@ -1,9 +1,9 @@
 """A hash table in memory with the newest offset of each key, for the cleaner.
 
-It stores the hash of each key (``record.key_hash``) and an offset, in a fixed number of bytes for each key. It is
-implemented with numpy, and each operation works on a whole batch of keys. It uses linear probing: if the slot for a
-hash is used, the key goes to the next free slot. Single keys cannot be removed. The owner (``key_table``) decides what
-happens when the map is full. Source: Kafka's ``SkimpyOffsetMap``.
+The table stores the hash of each key (``record.key_hash``) and an offset, in a fixed number of bytes for each key. The
+table is implemented with numpy, and each operation works on a whole batch of keys. The table uses linear probing: if
+the slot for a hash is used, the key goes to the next free slot. Single keys cannot be removed. The owner
+(``key_table``) decides what happens when the map is full. Source: Kafka's ``SkimpyOffsetMap``.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """``partition.json``: the partition and topic id of a log, and the schemas of its segments.
 
-The log's first append writes the file. It is fsynced before any record of the log counts as fsynced. Later versions of
-the file are fsynced at once, because the next start would set the log aside if a power failure emptied the file. A new
-schema is at first only in memory and at the beginning of its segments. ``PartitionFileJob`` writes it to the file.
+The log's first append writes the file. The file is fsynced before any record of the log counts as fsynced. Later
+versions of the file are fsynced at once, because the next start would set the log aside if a power failure emptied the
+file. A new schema is at first only in memory and at the beginning of its segments. ``PartitionFileJob`` writes it to
+the file.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ class PartitionFile(msgspec.Struct, frozen=True):
 def directory_name(tp: TopicPartition) -> str:
     """Return the name of the partition's directory: topic and partition number, as in Kafka.
 
-    It has at most 255 bytes: at most 249 for the topic, a dash, and at most 5 digits for the partition.
+    The name has at most 255 bytes: at most 249 for the topic, a dash, and at most 5 digits for the partition.
     """
     return f"{tp.topic}-{tp.partition}"
 

@@ -140,7 +140,7 @@ def load_producers(
     """Return the producers, and the offset of the snapshot that was used, or -1 if none was used.
 
     The producers are read from the newest readable snapshot at or below the log's end, and from the headers of later
-    batches. Headers in ``headers`` are not read again. Snapshots between the returned offset and the log's end are
+    batches. The headers in ``headers`` are not read again. Snapshots between the returned offset and the log's end are
     unreadable.
     """
     if not segments:

@@ -132,7 +132,7 @@ class SealQueue:
             self._snapshots.append(base)
 
     def drop_below(self, base: int) -> None:
-        """Remove the snapshots below ``base``, because the log is about to be compacted up to there.
+        """Remove the snapshots below ``base``, because the log is about to be compacted up to ``base``.
 
         A start that used such a snapshot would need batches and markers that the compaction removes. Without these
         snapshots, the start uses the snapshot at or above ``base``, which ``bridge`` has written.

@@ -32,7 +32,7 @@ INDEX_SUFFIX = ".index"
 DELETED_SUFFIX = ".deleted"
 #: The suffix of the copy of a truncated file, until the copy is complete.
 COPY_SUFFIX = ".copy"
-#: An offset above every segment. It means that nothing is truncated.
+#: An offset above every segment, which means that nothing is truncated.
 NO_TRUNCATION = 2**63 - 1
 #: A segment of at least this size reserves disk space for its next appends: a quarter of its size, but at most
 #: ``_RESERVE_MOST_BYTES``.
@@ -133,7 +133,7 @@ class Segment:
     ) -> None:
         """Append batches whose headers already have their final offsets and positions.
 
-        ``prelude`` is the beginning of a new segment's data file. It is empty if the segment already has batches.
+        ``prelude`` is the beginning of a new segment's data file, or empty if the segment already has batches.
 
         Raises:
             OSError: nothing was appended. The files are unchanged.
@@ -377,7 +377,7 @@ class Segment:
         self.sealed = True
 
     def files_truncated_to(self, count: int) -> list[tuple[Path, int]]:
-        """Return index and data file, each with its size after a truncation to ``count`` batches."""
+        """Return the paths of index and data file, and the size of each after a truncation to ``count`` batches."""
         last = self.header(count - 1)
         return [(self.index_path, count * HEADER_BYTES), (self.data_path, last.position + last.stored_bytes)]
 

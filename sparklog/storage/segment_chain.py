@@ -166,7 +166,7 @@ class SegmentChain:
     def retire_below(self, log_start_offset: int) -> None:
         """Remove the segments that end at or below the log start offset from the log, except the last segment.
 
-        Their files stay until ``delete_retired``.
+        The files of the removed segments stay until ``delete_retired``.
         """
         while len(self.segments) > 1 and self.segments[0].end_offset <= log_start_offset:
             segment = self.segments.pop(0)

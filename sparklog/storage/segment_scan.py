@@ -37,7 +37,7 @@ _SMALL_BYTES = 64 * 1024
 class Scan(NamedTuple):
     """The result of the check of one segment: its intact batches, from the first one on."""
 
-    #: The headers that were checked. They include those of the first and the last intact batch.
+    #: The headers that were checked, which include the headers of the first and the last intact batch.
     headers: list[BatchHeader]
     #: The number of intact batches.
     whole: int

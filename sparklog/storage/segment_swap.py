@@ -8,8 +8,8 @@ A swap has these steps::
     (files of the other old segments)            4. these files are deleted, after the renames are durable
     (no <base>.swap)                             5. the list is deleted
 
-A start that finds a ``.swap`` file finishes the swap. It deletes ``.cleaned`` files without a ``.swap`` file. Code that
-truncates the log first finishes or undoes a swap.
+A start that finds a ``.swap`` file finishes the swap. A start deletes ``.cleaned`` files without a ``.swap`` file. Code
+that truncates the log first finishes or undoes a swap.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def cleaned_paths(directory: Path, base: int) -> tuple[Path, Path]:
 
 
 def decide(disk: Disk, directory: Path, bases: Sequence[int], *, end_offset: int) -> None:
-    """Write the ``.swap`` file durably. It records the decision that the new segment replaces the old ones.
+    """Write the ``.swap`` file durably. The file records the decision that the new segment replaces the old segments.
 
     After a crash, the next start completes the replacement. The content of the new segment must already be fsynced.
     """

@@ -157,8 +157,9 @@ class SegmentsAside:
 def may_hold_records(segment: Segment, *, claimed: int) -> bool:
     """Return whether a segment that recovery cannot use may contain records.
 
-    It may if it has headers, or data that cannot come from an unfinished append. An append creates and writes the data
-    file first and then the index. ``claimed`` is the offset up to which the log was once committed or fsynced.
+    The segment may contain records if it has headers, or data that cannot come from an unfinished append. An append
+    creates and writes the data file first and then the index. ``claimed`` is the offset up to which the log was once
+    committed or fsynced.
     """
     disk = segment.disk
     if disk.exists(segment.index_path):

@@ -80,7 +80,8 @@ class SetAside:
         self._disk = disk
         self._log_dir = log_dir
         self.path = log_dir / SET_ASIDE
-        #: The sizes and marks that were read, by name. They stay valid, because a set-aside log does not change.
+        #: The sizes and marks that were read, by name. These values stay valid, because a set-aside log does not
+        #: change.
         self._sizes: dict[str, int] = {}
         self._marks: dict[str, SetAsideMark] = {}
         #: The names of the intact logs, by partition and topic id, the newest last. None: they were not read yet.

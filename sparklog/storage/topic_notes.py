@@ -2,7 +2,7 @@
 
 ZooKeeper has the same metadata. The file is used if the data of ZooKeeper is lost, and for topics whose logs are set
 aside. ``partition.json`` does not suffice, because it has only what is needed to read a log. The file is replaced
-atomically, and its new content is durable on return. It may be some seconds older than the broker's metadata.
+atomically, and its new content is durable on return. The file may be some seconds older than the broker's metadata.
 """
 
 from __future__ import annotations

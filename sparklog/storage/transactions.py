@@ -91,7 +91,7 @@ class TransactionTable:
     def last_stable_offset(self, high_watermark: int) -> int:
         """Return the lowest first offset of a transaction that is open or whose marker is not committed.
 
-        Return ``high_watermark`` if that is lower, or if there is no such transaction.
+        Return ``high_watermark`` if ``high_watermark`` is lower, or if there is no such transaction.
         """
         if not (self._open or self._recent):
             return high_watermark

@@ -28,7 +28,8 @@ from sparklog.zk.unreadable import Unreadable
 _AT_ONCE = 1000
 #: The number of changes in ``/acls_changes``. A broker that has missed more changes reads all ACLs.
 _REMEMBERED = 50
-#: The maximum number of ACLs of one resource pattern. It keeps the node below 1 MB, even with long principals.
+#: The maximum number of ACLs of one resource pattern. This limit keeps the pattern's node below 1 MB, even with long
+#: principals.
 MOST_OF_PATTERN = 500
 
 
@@ -116,7 +117,7 @@ def _nothing_allowed(name: str) -> frozenset[AclBinding]:
 class AclStore:
     """A store of the cluster's ACLs in ZooKeeper, over one session.
 
-    It keeps no copy of the ACLs. It counts and logs nodes that this release cannot read.
+    The store keeps no copy of the ACLs. It counts and logs nodes that this release cannot read.
     """
 
     def __init__(self, session: ZkSession, unreadable: Unreadable) -> None:

@@ -11,9 +11,9 @@ replaced at once. If that process is live, it is another broker, and one of the 
 other: the broker that tries to register then ends (``registration_holder``).
 
 If a log directory has not recorded the last incarnation, then it is not the directory that this incarnation wrote to.
-It was emptied while the broker was down, or is an older copy. It may lack acknowledged records, so the registration is
-*untrusted*, and the node ``/brokers/untrusted/<id>`` marks it. If only some logs may lack records, the registration and
-the mark name their partitions.
+The directory was emptied while the broker was down, or is an older copy. Its logs may lack acknowledged records, so the
+registration is *untrusted*, and the node ``/brokers/untrusted/<id>`` marks it. If only some logs may lack records, the
+registration and the mark name their partitions.
 """
 
 from __future__ import annotations
@@ -232,8 +232,8 @@ class BrokerRegistry:
     def doubt(self, partitions: Collection[TopicPartition]) -> None:
         """Make ``start`` register the broker as untrusted for these partitions.
 
-        Their logs may lack acknowledged records. If there are too many partitions for one node, the broker registers as
-        untrusted for all its partitions.
+        The logs of these partitions may lack acknowledged records. If there are too many partitions for one node, the
+        broker registers as untrusted for all its partitions.
         """
         mine = self._registration
         if partitions and mine.trusted:

@@ -50,8 +50,8 @@ class IsrChangesRead(NamedTuple):
     """The content of all ISR change notifications that the controller has read.
 
     ``nodes`` has the version of each notification's node, by its name. ``reported`` has the new states that leaders
-    report. ``named`` has partitions that have changed, but whose state the controller must read itself. It is None if
-    any partition may have changed.
+    report. ``named`` has partitions that have changed, but whose state the controller must read itself. ``named`` is
+    None if any partition may have changed.
     """
 
     nodes: dict[str, int]
@@ -91,8 +91,8 @@ class ControllerLevels:
     async def retired(self, live: Collection[int]) -> frozenset[int]:
         """Return the ids of the brokers outside ``live`` whose last process is certainly dead.
 
-        A supervisor has marked them in ``/brokers/retired``. Read the live brokers before this call, because one multi
-        (ZooKeeper transaction) deletes a registration and creates the mark.
+        A supervisor has marked these brokers in ``/brokers/retired``. Read the live brokers before this call, because
+        one multi (ZooKeeper transaction) deletes a registration and creates the mark.
         """
         absent = [broker_id for broker_id in await self._ids(paths.RETIRED) if broker_id not in live]
         marks = await self._nodes([paths.retired(i) for i in absent])

@@ -45,8 +45,8 @@ class KazooHandler(SequentialThreadingHandler):  # type: ignore[misc]
     an epoll descriptor each time, which took most of the time of a request.
 
     ``tls`` returns a context for each new connection, or is None for connections without TLS. kazoo's own TLS also
-    trusts the certificate authorities of the system. It also waits too long: if one TLS record contains two responses,
-    kazoo reads the first one and then waits for more bytes from the network.
+    trusts the certificate authorities of the system. kazoo's TLS also waits too long: if one TLS record contains two
+    responses, kazoo reads the first one and then waits for more bytes from the network.
     """
 
     def __init__(self, tls: Callable[[], ssl.SSLContext] | None = None) -> None:

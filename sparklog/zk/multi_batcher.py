@@ -38,7 +38,8 @@ class _Member(NamedTuple):
 class MultiBatcher:
     """A component that sends several small multis (ZooKeeper transactions) of one ``ZkSession`` in one request.
 
-    ``send`` is the session's ``multi``. It returns a future at once, which fails if the request cannot be sent.
+    ``send`` is the session's ``multi``. This function returns a future at once. The future fails if the request cannot
+    be sent.
     """
 
     def __init__(self, send: Callable[[Sequence[Op]], asyncio.Future[Results]]) -> None:

@@ -1,11 +1,11 @@
-"""The paths of nodes in ZooKeeper, below the chroot of the connect string. They follow Kafka's layout.
+"""The paths of nodes in ZooKeeper, below the chroot of the connect string. The paths follow Kafka's layout.
 
 ``/brokers/incarnations/<id>`` is persistent. Its znode version is the broker's incarnation, and it keeps the
 registration of that incarnation after the session has ended. ``/brokers/untrusted/<id>`` marks a broker whose logs may
-lack acknowledged records, so the controller ignores its earlier ISR memberships. It exists until a controller finds
-that no such membership is left. ``/brokers/retired/<id>`` has the incarnation of a broker process that a supervisor
-proved dead. ``/brokers/topic_ids/<id>`` exists exactly as long as the topic. A recreated topic's nodes have the same
-paths and may have the same versions, so only a check of this node makes a late write for the old topic fail.
+lack acknowledged records, so the controller ignores its earlier ISR memberships. The node exists until a controller
+finds that no such membership is left. ``/brokers/retired/<id>`` has the incarnation of a broker process that a
+supervisor proved dead. ``/brokers/topic_ids/<id>`` exists exactly as long as the topic. A recreated topic's nodes have
+the same paths and may have the same versions, so only a check of this node makes a late write for the old topic fail.
 """
 
 from __future__ import annotations

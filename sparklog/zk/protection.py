@@ -5,7 +5,7 @@ the node is secret. ZooKeeper's ACLs are not inherited. Therefore the driver tha
 the ACLs of all existing nodes, and every session that sees this node creates its own nodes with such an ACL. If the
 operator names a ZooKeeper, the operator's credentials secure it instead: see ``security``.
 
-The password is derived from the secret for this purpose only. It is not sent to a ZooKeeper without the node
+The password is derived from the secret for this purpose only. The password is not sent to a ZooKeeper without the node
 ``PROTECTED``.
 """
 
@@ -35,8 +35,8 @@ async def protect(
 ) -> TreeCount:
     """Set the ACLs of all nodes so that only sessions that know one of the secrets in ``keys`` can change them.
 
-    If ``keys`` has a single secret and an earlier call has protected all nodes by it, do nothing, unless ``again`` is
-    set. Return how many nodes were visited and changed.
+    Do nothing if ``keys`` has a single secret and an earlier call has protected all nodes by this secret, unless
+    ``again`` is set. Return how many nodes were visited and changed.
 
     Raises:
       ClusterError: ZooKeeper is protected by another secret.

@@ -34,7 +34,7 @@ _DEFAULT_NODE = "<default>"
 _AT_ONCE = 1000
 #: The number of changes in the index. A broker that has missed more changes reads all quotas.
 _REMEMBERED = 100
-#: The maximum number of entities with quotas in a cluster. It is bounded because the index is one node.
+#: The maximum number of entities with quotas in a cluster. The number is bounded because the index is one node.
 MAX_ENTITIES = 5_000
 #: The maximum size of the index. ZooKeeper closes the connection if a request has 1 MB.
 _MAX_INDEX_BYTES = 900_000
@@ -84,7 +84,7 @@ def decode_index(node: Node | None) -> QuotaIndex:
 class QuotaStore:
     """A store of the quotas in ZooKeeper, over one session.
 
-    It keeps no copy of the quotas. It counts and logs nodes that this release cannot read.
+    The store keeps no copy of the quotas. It counts and logs nodes that this release cannot read.
     """
 
     def __init__(self, session: ZkSession, unreadable: Unreadable) -> None:
@@ -106,7 +106,8 @@ class QuotaStore:
     ) -> dict[QuotaEntity, QuotaValues]:
         """Return all quotas. ``node`` is the index node ``/config/quotas`` as read, or None if it does not exist.
 
-        With ``changed`` read only the quotas of these entities, and take the others from ``known``. Raises ZkError.
+        With ``changed`` read only the quotas of these entities, and take the quotas of all other entities from
+        ``known``. Raises ZkError.
         """
         entities = frozenset(decode_index(node).entities)
         if known is None or changed is None:

@@ -44,7 +44,7 @@ class Masked(str):
 
 
 class ZooKeeperSecurity(msgspec.Struct, frozen=True, kw_only=True):
-    """The security settings of ZooKeeper sessions. They contain no secrets, only paths."""
+    """The security settings of ZooKeeper sessions. The settings contain no secrets, only paths of files."""
 
     #: Whether to connect with TLS.
     tls: bool = False

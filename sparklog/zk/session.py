@@ -421,10 +421,10 @@ class ZkSession:
         return self._submit(lambda: self._commit(ops), lambda results: _multi_results(ops, results, skip))
 
     def multi_batched(self, ops: Sequence[Op]) -> asyncio.Future[tuple[Any, ...]]:
-        """Perform all of ``ops`` or none, as ``multi`` does. Use this for many small transactions.
+        """Perform all of ``ops`` or none, with the same results as ``multi``. Use this for many small transactions.
 
-        Several transactions are sent in one request, but each has its own result. They are sent in the order of the
-        calls, but other requests may overtake them. See ``MultiBatcher``.
+        Several transactions are sent in one request, but each has its own result. The transactions are sent in the
+        order of the calls, but other requests may overtake them. See ``MultiBatcher``.
         """
         return self._batcher.multi(ops)
 

@@ -63,7 +63,7 @@ def decode_index(node: Node | None) -> TokenIndex:
 class TokenStore:
     """A store of the delegation tokens in ZooKeeper, over one session.
 
-    It keeps no copy of the tokens. It counts and logs nodes that this release cannot read.
+    The store keeps no copy of the tokens. It counts and logs nodes that this release cannot read.
     """
 
     def __init__(self, session: ZkSession, unreadable: Unreadable) -> None:

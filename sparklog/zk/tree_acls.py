@@ -33,7 +33,7 @@ class TreeCount(NamedTuple):
 
     ``nodes`` is the number of visited nodes, and ``changed`` the number of changes of ACLs. ``found_open`` is the
     number of nodes that sessions without credentials could still change when the last walk of ``close_tree`` came to
-    them. It is 0 after ``open_tree``.
+    them. ``found_open`` is 0 after ``open_tree``.
     """
 
     nodes: int = 0

@@ -1,8 +1,8 @@
 """The SCRAM credentials of users in ZooKeeper, in Kafka's format.
 
 Each user has a node ``/config/users/<name>`` with the quoted name. Its value is Kafka's JSON object. A write of
-credentials keeps the other keys of ``config``. If nodes are protected, only sessions that have proved an identity to
-ZooKeeper can read these nodes (``paths.is_secret``).
+credentials keeps all other keys in the object's ``config``. If nodes are protected, only sessions that have proved an
+identity to ZooKeeper can read these nodes (``paths.is_secret``).
 
 Every write also updates the index, the value of the node ``/config/users``. The index has the names of the users that
 changed last, and the secret from which brokers derive the credentials of unknown users. Its version grows by one with
@@ -108,7 +108,7 @@ def decode_credential(mechanism: str, text: str) -> ScramCredential:
 class UserStore:
     """A store of the users' SCRAM credentials in ZooKeeper, over one session.
 
-    It keeps no copy of the credentials. It counts and logs nodes that this release cannot read.
+    The store keeps no copy of the credentials. It counts and logs nodes that this release cannot read.
     """
 
     def __init__(self, session: ZkSession, unreadable: Unreadable) -> None:
