@@ -29,9 +29,9 @@ _salted = SaltedPasswords()
 
 
 def must_log_in(reply: HelloReply, security: ClientSecurity, *, has_proof: bool) -> bool:
-    """Decide from the broker's reply to the hello whether the client must log in.
+    """Return whether the client must log in, according to the broker's reply to the hello.
 
-    ``has_proof`` means that this process proves that it is a broker or the controller. Then it needs no login.
+    ``has_proof`` means that this process proves that it is a broker or the controller, and so needs no login.
 
     Raises:
         BrokerError: ILLEGAL_SASL_STATE, only one of the two sides expects a login; UNSUPPORTED_SASL_MECHANISM, the

@@ -29,7 +29,7 @@ class Password:
     """A secret that output never shows: ``repr``, ``str`` and ``format`` return a mask.
 
     The text of the secret may contain references such as ``${env:NAME}``. ``reveal`` resolves them at each call, so a
-    changed file takes effect. The ``repr`` of a text that is one reference shows the reference. A secret without
+    changed file takes effect. If the whole text is one reference, ``repr`` shows the reference. A secret without
     references can be pickled only if it is ``transferable``, as the secret of a delegation token is.
     """
 

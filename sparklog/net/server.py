@@ -78,8 +78,8 @@ class Server:
     ) -> int:
         """Add a listener on ``host:port``, and return its port. All listeners share the limits of the server.
 
-        Port 0 means any free port. ``protocol`` is sparklog's own if it is None. Raises OSError if the address is in
-        use.
+        Port 0 means any free port. If ``protocol`` is None, the listener uses sparklog's own protocol. Raises OSError
+        if the address is in use.
         """
         protocol = self._native if protocol is None else protocol
         server: asyncio.Server | TlsListener

@@ -129,7 +129,8 @@ class ServerConnection(asyncio.BufferedProtocol):
         self._admitted = False
         #: Whether this connection uses the Unix socket.
         self.within_host = False
-        #: Returns the time in milliseconds that the next request must wait because of a quota. None without a quota.
+        #: A function that returns the time in ms that the next request must wait because of a quota. None if no quota
+        #: is set.
         self.throttle_ms: Callable[[], int] | None = None
         self.closed = False
 

@@ -20,7 +20,7 @@ _MAX_STEPS = 8
 
 
 class ServerLogin:
-    """The state machine that handles the logins on one server connection, the first one and later ones.
+    """The state machine that handles the logins on one server connection: the first login and later logins.
 
     ``begin`` starts a login with a mechanism, or raises BrokerError UNSUPPORTED_SASL_MECHANISM.
     ``session_lifetime_ms`` returns the lifetime of the session after the last step of a login; 0 means no limit.

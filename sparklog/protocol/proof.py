@@ -9,8 +9,8 @@ checks this proof, and then sends its own proof in ``Prove``. Each proof is an H
 So a proof is valid for one connection and one direction. It can be neither replayed nor reflected.
 
 The secret itself is never sent. The proofs do not encrypt the connection, and a man in the middle could relay them
-between two processes that know the secret. Only TLS prevents that. Source: RFC 2104 (HMAC); ISO/IEC 9798-4, mutual
-three-pass authentication.
+between two processes that know the secret. Only TLS prevents such a relay. Source: RFC 2104 (HMAC); ISO/IEC 9798-4,
+mutual three-pass authentication.
 
 In a cluster whose brokers use TLS certificates, the certificate takes the place of the secret: ``Hello`` claims the
 identity, and the certificate must permit its role.
@@ -187,7 +187,7 @@ def answer(hello: Hello, reply: HelloReply, keys: KeyRing, nonce: bytes) -> tupl
 def answer_token(
     hello: Hello, reply: HelloReply, token: Secret, nonce: bytes, session: object
 ) -> tuple[HelloReply, IdentityClaim]:
-    """Add the broker's proof that it knows ``token`` to its reply on the Unix socket.
+    """Add to ``reply``, which is for the Unix socket, the broker's proof that it knows ``token``.
 
     Return the reply, and the peer's claim to ``session``, for which the token was issued.
 

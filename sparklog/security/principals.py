@@ -32,6 +32,6 @@ def parse_super_users(text: str) -> frozenset[Principal]:
     """Return the principals in the setting ``super.users``. Semicolons separate the principals, as in Kafka.
 
     Raises:
-        ConfigError: one of them is not a principal.
+        ConfigError: a part of the setting is not a principal.
     """
     return frozenset(parse_principal(part.strip()) for part in text.split(";") if part.strip())

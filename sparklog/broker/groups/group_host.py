@@ -34,8 +34,8 @@ _SMALL_PART = 50
 _LONGEST_PAUSE_S = 10.0
 
 
-#: Returns whether a producer takes part in a transaction of a key, and the leader epoch of the coordinator that
-#: responded. Raises BrokerError if no coordinator has responded.
+#: A function that returns whether a producer takes part in a transaction of a key, and the leader epoch of the
+#: coordinator that responded. Raises BrokerError if no coordinator has responded.
 TakesPart = Callable[[str, int], Coroutine[Any, Any, tuple[bool, int]]]
 
 

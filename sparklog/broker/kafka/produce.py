@@ -75,7 +75,7 @@ _json_thread = ThreadPoolExecutor(1, "kafka json batches")
 #: The codec of the log for each codec of Kafka: none, gzip, snappy, lz4, zstd.
 _STORED_AS: dict[int, str | None] = {0: None, 1: "zstd", 2: "lz4", 3: "lz4", 4: "zstd"}
 
-#: Called with the partition, the batch's CRC in the log, its base offset, and the batch as the producer sent it.
+#: A callback with the partition, the batch's CRC in the log, its base offset, and the batch as the producer sent it.
 OnAppended = Callable[[Partition, int, int, BatchView], None]
 
 

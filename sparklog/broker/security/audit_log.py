@@ -167,8 +167,8 @@ class AuditFile(logging.Handler):
         self._lines: queue.Queue[logging.LogRecord | None] = queue.Queue(_MOST_WAITING)
         self._thread: threading.Thread | None = None
         self._file: logging.Handler | None = None
-        #: The number of lines that were dropped because too many lines waited, and the number
-        #: that the file last reported.
+        #: The number of lines that were dropped because too many lines waited, and the number that
+        #: the file last reported.
         self.dropped = 0
         self.lines_noted = 0
 

@@ -25,7 +25,7 @@ MOST_CACHED = 100_000
 #: The maximum length of a resource name in the cache. No topic name is longer.
 _LONGEST_CACHED = 255
 
-#: Returns the table that decides what the holder of a delegation token may do, or None if the token has no scope.
+#: A function that returns the ACLs that limit the holder of a delegation token, or None if the token has no scope.
 ScopeOf = Callable[[str], "AclTable | None"]
 _Known = dict[tuple[Operation, ResourceType, "str | None"], bool]
 

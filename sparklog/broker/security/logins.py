@@ -24,7 +24,7 @@ from sparklog.protocol.sasl import MECHANISMS, OAUTHBEARER, SaslServer, ServerSt
 from sparklog.protocol.scram import ScramServer
 
 _NONCE_BYTES = 24
-#: Checks the token of an OAUTHBEARER login. Raises BrokerError.
+#: A function that checks the token of an OAUTHBEARER login, and raises BrokerError if the token is not valid.
 ValidateToken = Callable[[str], ValidToken]
 
 

@@ -2,8 +2,9 @@
 
 The broker handles a request, and charges the client for its bytes and for the time that it used the event loop. If the
 client exceeds a quota, each reply contains a wait (``throttle_time_ms``), and the broker delays the connection's next
-request by this time. Meanwhile it does not read from the socket. A client could open a new connection for each request
-to avoid the wait. So the first request that uses a quota on a connection waits until the client's earlier debt is paid.
+request by this time. During this time, the broker does not read from the socket. A client could open a new connection
+for each request to avoid the wait. So the first request that uses a quota on a connection waits until the client's
+earlier debt is paid.
 
 Brokers and controllers are exempt. While no quota is set, the broker uses the handlers without quotas.
 """
@@ -69,7 +70,7 @@ class _Size:
 
 
 class Fetching(Protocol):
-    """The part of the fetch handler that the quota manager uses to learn what consumers use.
+    """The part of the fetch handler that the quota manager uses to learn the bytes and the time that consumers use.
 
     The fetch handler calls ``consumer_sent`` with the bytes of each reply to a consumer. It calls ``time_used`` with
     the seconds of each later read for a fetch that waits for data.

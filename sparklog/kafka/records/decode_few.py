@@ -1,7 +1,7 @@
 """Decoding of the records of a small batch, one after the other.
 
 Up to some hundreds of records this is faster than the calls of numpy and Arrow in ``decode_many``. A test compares the
-two. This module may be compiled.
+results of both modules. This module may be compiled.
 
 A record has these fields, where varints are in zigzag with the lowest seven bits first::
 

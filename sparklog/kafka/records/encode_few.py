@@ -1,7 +1,7 @@
 """Encoding of the records of a small batch, one after the other.
 
 Up to some hundreds of records this is faster than the calls of numpy and Arrow in ``encode_many``. A test compares the
-two. This module may be compiled. ``decode_few`` describes a record.
+results of both modules. This module may be compiled. ``decode_few`` describes a record.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ MOST_RECORD_ERRORS = 20
 class RecordError(NamedTuple):
     """The error of one record: its position in the batch, from 0, and what is wrong with it.
 
-    A Produce response of version 8 or later has these pairs as ``record_errors``.
+    A Produce response of version 8 or later lists such errors in ``record_errors``.
     """
 
     batch_index: int

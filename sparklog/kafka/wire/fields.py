@@ -244,7 +244,7 @@ class Message(NamedTuple):
     flexible: Versions
 
 
-#: All declared requests and responses by API key.
+#: All declared requests (``REQUESTS``) and responses (``RESPONSES``), by API key.
 REQUESTS: dict[ApiKey, Message] = {}
 RESPONSES: dict[ApiKey, Message] = {}
 
