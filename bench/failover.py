@@ -40,7 +40,7 @@ class Row(NamedTuple):
 
     case: str
     partitions: int
-    #: The partitions to which the gaps belong; empty if they belong to all.
+    #: The partitions to which the gaps belong: "all", or "followed" (only those that the failed broker did not lead).
     of: str
     interval_ms: float
     p50_ms: float

@@ -39,7 +39,7 @@ class CpuTime:
 class Others:
     """The average number of cores that unrelated programs use: ``with Others() as others: ...; others.cores``.
 
-    The measured systems cannot use these cores. The loss need not be the same for both systems.
+    The measured systems cannot use these cores. The loss may differ between the two systems.
     """
 
     cores = 0.0

@@ -1,7 +1,8 @@
-"""The archives of several topics in one application, each in its own thread. If one fails, the others continue.
+"""The archives of several topics in one application, each in its own thread.
 
-Transient errors (unavailable brokers, a failed write) are retried with increasing pauses. Permanent errors are reported
-at once, reported again every few minutes while other topics continue, and returned as the job's result.
+If one archive fails, the other archives continue. Transient errors (unavailable brokers, a failed write) are retried
+with increasing pauses. Permanent errors are reported at once, reported again every few minutes while other topics
+continue, and returned as the job's result.
 """
 
 from __future__ import annotations
