@@ -87,7 +87,7 @@ class LeaderTransactions:
 
         Raises:
             BrokerError: INVALID_TXN_STATE if the transaction has ended, or if another key or a later epoch of the
-                producer is being verified; CONCURRENT_TRANSACTIONS while an earlier epoch of the producer is being
+                producer is being verified. CONCURRENT_TRANSACTIONS while an earlier epoch of the producer is being
                 verified. For a Kafka producer also the errors of ``ProducerTable.known``.
         """
         producer_id, epoch = producer

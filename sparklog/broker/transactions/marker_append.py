@@ -1,7 +1,7 @@
 """WriteMarkers requests: the partition's leader appends a control batch, and responds when the batch is committed.
 
 If the producers have no open transaction in the partition, the leader appends a marker without transactions. Only the
-commit of a batch proves that no other broker leads the partition: a deposed leader that does not know its successor yet
+commit of a batch proves that no other broker leads the partition. A deposed leader that does not know its successor yet
 may not have the transactions that are open in the successor's log. Source: Kafka's leaders append each marker that they
 get.
 
