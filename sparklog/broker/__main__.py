@@ -1,4 +1,4 @@
-"""``python -m sparklog.broker --config file.json``: one broker process.
+"""The entry point of a broker process: ``python -m sparklog.broker --config file.json``.
 
 Exit codes: 0 stopped on request; 64 wrong configuration; 69 failed start; 70 stalled event loop; 71 stop took too long;
 74 failed log directory; 75 restart requested. The last line of the log gives the reason.

@@ -117,7 +117,7 @@ class MetadataCache:
         return self.shown(self._inter_broker).get(broker_id)
 
     def shown(self, listener: str) -> dict[int, BrokerEndpoint]:
-        """Return the live brokers that have this listener, by id, with their addresses of the listener.
+        """Return each live broker that has this listener, with its address of the listener. The keys are broker ids.
 
         Source: Kafka's KIP-103, where a client gets the addresses of the listener that it is connected to.
         """
@@ -141,8 +141,8 @@ class MetadataCache:
 
         The addresses of brokers are those of ``listener``, through which the client has sent the request.
 
-        An unknown or invalid name gets an entry with an error. Internal topics are included if the request names them,
-        or if it asks for all topics with ``internal``.
+        An unknown or invalid name gets an entry with an error. The reply has internal topics if the request names them,
+        or if it asks for all topics and ``internal`` is set.
 
         Raises:
             BrokerError: INVALID_REQUEST if ``start`` is not one of the requested topics.

@@ -13,7 +13,7 @@ from sparklog.model import UNKNOWN_LOSS
 
 
 class AppendAsLeader(msgspec.Struct, frozen=True, gc=False):
-    """A command to append the batches of the produce ``ticket`` with this leader epoch.
+    """A command to append the batches of a produce with this leader epoch. ``ticket`` identifies the produce.
 
     The caller carries it out before it passes the next event. Result: LeaderAppended or LeaderAppendFailed.
     """
@@ -23,10 +23,10 @@ class AppendAsLeader(msgspec.Struct, frozen=True, gc=False):
 
 
 class RespondToProduce(msgspec.Struct, frozen=True, gc=False):
-    """A command to respond to the produce ``ticket``: with an error, or with success and the base offset.
+    """A command to respond to a produce: with an error, or with success and the base offset.
 
-    With acks=all only committed records are acknowledged. Every ticket gets exactly one response. With acks=0 the
-    caller sends nothing and only drops the ticket.
+    ``ticket`` identifies the produce. With acks=all only committed records are acknowledged. Every ticket gets exactly
+    one response. With acks=0 the caller sends nothing and only drops the ticket.
     """
 
     ticket: int
@@ -85,8 +85,9 @@ class TruncationAccepted(msgspec.Struct, frozen=True, gc=False):
 class WriteIsr(msgspec.Struct, frozen=True, gc=False):
     """A command to write ``isr`` to the partition's ZooKeeper node, if the node still has ``expected_version``.
 
-    The node then names this leader and its epoch. The ZooKeeper multi also checks each (broker, incarnation) of
-    ``added``. Result: IsrWritten, IsrRefused or IsrWriteFailed.
+    The node then names this leader and its epoch. The write is a ZooKeeper transaction (multi), which succeeds only if
+    each broker in ``added`` still has the incarnation of its (broker, incarnation) pair. Result: IsrWritten, IsrRefused
+    or IsrWriteFailed.
     """
 
     leader: int
@@ -173,10 +174,9 @@ class IsrChanged(msgspec.Struct, frozen=True, gc=False):
 
 
 class ReportBadDecision(msgspec.Struct, frozen=True, gc=False):
-    """The report of a decision that the replica has not followed.
+    """The report that the replica did not follow a decision that contradicts itself or the known state.
 
-    The decision contradicts itself or the known state. The caller counts and logs the decision. It also reports the
-    contradiction to the sender of the decision.
+    The caller counts and logs the decision. It also reports the contradiction to the sender of the decision.
     """
 
     detail: str

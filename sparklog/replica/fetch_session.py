@@ -108,7 +108,7 @@ class FetchContext(msgspec.Struct, frozen=True):
     def due(self) -> dict[Key, FetchPartition]:
         """Return the partitions to read now. The partition that has waited longest is first.
 
-        Call this again after a wake-up.
+        Call this again after ``SessionCache.wake`` has returned the session of this request.
         """
         session = self.session
         if session is None:
@@ -146,8 +146,8 @@ class FetchContext(msgspec.Struct, frozen=True):
 
         ``results`` are results of due partitions. Due partitions without a result stay due.
 
-        A partition with records or an error also stays due, but moves to the end of the order, because the fetcher may
-        not have used the reply. After a result with nothing new the partition is no longer due.
+        A partition with records or an error also stays due, but becomes the last of the due partitions, because the
+        fetcher may not have used the reply. After a result with nothing new the partition is no longer due.
         """
         if self.session is None:
             return FetchReply(cid, ErrorCode.NONE, NO_SESSION, tuple(results))
@@ -265,7 +265,7 @@ class SessionCache:
         """Mark the partition as due for its sessions, because records were added or an offset has changed.
 
         The next fetch of each of these sessions reads the partition. Return the sessions, whose waiting fetches may now
-        be answered.
+        have enough for a response.
         """
         holders = self.holders.get(key)
         if holders is None:

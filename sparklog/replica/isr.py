@@ -33,14 +33,18 @@ class CommittedIsr(msgspec.Struct, frozen=True, gc=False):
         return self.committed
 
     def expand(self, added: tuple[tuple[int, int], ...], *, expected_version: int) -> PendingExpand:
-        """Return the ISR while the brokers in ``added``, (broker, incarnation) pairs, are being added.
+        """Return the state of the ISR in which the brokers in ``added`` are being added.
 
-        ``expected_version`` is the version that the partition's node must have when the change is written.
+        ``added`` has (broker, incarnation) pairs. ``expected_version`` is the version that the partition's node must
+        have when the change is written.
         """
         return PendingExpand(self, added, expected_version)
 
     def shrink(self, removed: tuple[int, ...], *, expected_version: int) -> PendingShrink:
-        """Return the ISR while the brokers in ``removed`` are being removed. The leader must not be among them."""
+        """Return the state of the ISR in which the brokers in ``removed`` are being removed.
+
+        The leader must not be in ``removed``.
+        """
         return PendingShrink(self, removed, expected_version)
 
 

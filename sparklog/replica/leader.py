@@ -1,4 +1,4 @@
-"""The leader role of a replica: appends, follower progress, high watermark, ISR, waiting produces.
+"""The leader role of a replica: it accepts appends, tracks its followers, and decides what is committed.
 
 A ``LeaderRole`` exists for exactly one leader epoch; ``replica.py`` creates and drops it. Its rules, most of which
 prevent a loss of records:
@@ -11,8 +11,8 @@ prevent a loss of records:
 - An ISR change takes effect when it is written to ZooKeeper. Until then both the old and the new ISR count (see
   ``isr.py``).
 - The leader first removes replicas that are out of sync from the ISR, and only then the replicas that a reassignment
-  removes. If a replica that the reassignment keeps leaves the ISR, the controller's order to remove replicas expires,
-  because the controller gave the order for the earlier ISR.
+  removes. The controller orders the removal of these replicas for one ISR. If the leader removes any other replica
+  from this ISR, it drops the order.
 - The leader's own log counts for the high watermark only when a durable checkpoint contains the log. Otherwise a leader
   that restarts could not distinguish a lost log from a log that never had records.
 - While a follower holds committed records that the leader's log lacks, the leader acknowledges no records, for any
@@ -442,13 +442,12 @@ class LeaderRole:
         return self.isr_known(event.isr, now_ms, announce=True)
 
     def isr_refused(self, event: IsrRefused, now_ms: int) -> list[Effect]:
-        """Handle a refused ISR write.
+        """Handle a refused ISR write, if the partition's node still has the expected version.
 
-        The node has not changed. Either an added broker has another incarnation, or an earlier write without a response
-        has not reached ZooKeeper.
+        If the write got a response, an added broker has another incarnation. The leader gives up the change for now.
 
-        A write without a response may still arrive, so a read of the old version does not show that the write failed.
-        The leader therefore writes again with the same expected version: only one of the two writes can succeed.
+        If the write got no response, it may still arrive, although the node has the old version now. The leader
+        therefore writes again with the same expected version: only one of the two writes can succeed.
         """
         pending = self.isr
         if isinstance(pending, CommittedIsr) or event.expected_version not in {-1, pending.expected_version}:

@@ -38,9 +38,9 @@ class Progress:
     def fetched(self, offset: int, leader_end: int, *, now_ms: int) -> None:
         """Record a fetch from ``offset``, at a time when the leader's log ends at ``leader_end``.
 
-        A follower that reaches the leader's log end of the previous fetch was caught up at the time of that fetch. This
-        rule is necessary because under steady load a follower never reaches the current end. Source: Kafka
-        ``Replica.updateFetchStateOrThrow``.
+        A fetch may reach the offset at which the leader's log ended at the previous fetch. Then the follower was caught
+        up at the time of the previous fetch. This rule is necessary because under steady load a follower never reaches
+        the current end. Source: Kafka ``Replica.updateFetchStateOrThrow``.
         """
         if offset >= leader_end:
             self.caught_up_ms = now_ms

@@ -111,9 +111,10 @@ class PartitionView:
         return min(self.min_isr, self.factor or len(self.replicas))
 
     def accept_decision(self, event: Decided) -> None:
-        """Copy the fields of a decision except the state in the node and the leaving replicas.
+        """Copy the fields of a decision that do not depend on the version of the partition's node.
 
-        Only these two fields depend on the version. All other fields are current when the decision arrives.
+        ``state`` and ``leaving`` depend on the version, and are not copied. All other fields are current when the
+        decision arrives.
         """
         self.replicas = event.replicas
         self.incarnations = event.incarnations
@@ -123,7 +124,10 @@ class PartitionView:
         self.factor = event.factor
 
     def repeats(self, event: Decided) -> bool:
-        """Return whether the decision changes no field except those that the partition's node stores."""
+        """Return whether a decision has the known values in all fields except ``version`` and ``state``.
+
+        Of ``state``, only the leader epoch is compared.
+        """
         return (
             self.incarnations == event.incarnations
             and self.replicas == event.replicas

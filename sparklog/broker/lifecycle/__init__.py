@@ -1,1 +1,1 @@
-"""The broker process: start, registration in ZooKeeper, the supervisor, controlled shutdown."""
+"""The life of a broker process, from its start and registration in ZooKeeper to its controlled shutdown."""

@@ -117,7 +117,7 @@ class CachedAny:
 
 
 class ShutdownFlush:
-    """A task that flushes logs early in one controlled shutdown, so that little is left to flush at its end.
+    """A task that flushes logs early in one controlled shutdown, so that little is left for the final flush.
 
     There are two flushes. The first runs at once, because many records may not be durable yet. The second runs when all
     leaderships have moved, after which few records can follow. Each flush ends with a checkpoint, so that the last
@@ -136,8 +136,8 @@ class ShutdownFlush:
     async def end(self) -> None:
         """Start no more flushes, and wait for the one in progress.
 
-        The wait is needed because a disk reports a lost write only once: if the flush in progress gets the error, a
-        later flush of the same files succeeds.
+        The wait is needed because a disk reports a lost write only once. If the flush in progress gets the error, the
+        final flush of the same files succeeds, and without the wait the broker would not know of the loss.
         """
         self._ended = True
         self._context.roles_changed()  # the task may wait for this

@@ -26,7 +26,7 @@ _PERIOD_S = 10.0
 
 
 class Lines:
-    """A logger that limits the number of lines of one kind, which thousands of partitions may write at once.
+    """A logger that drops lines above a limit, for a message that thousands of partitions may log at once.
 
     The limit is that of ``RateLimit``, but a dropped line costs far less processor time.
     """

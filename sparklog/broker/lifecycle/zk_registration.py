@@ -1,4 +1,4 @@
-"""The broker's use of ZooKeeper: its registration, the ISR writes of its leaders, topics and producer ids.
+"""The broker's reads and writes in ZooKeeper, such as its registration and the ISR writes of its leaders.
 
 This module makes no decisions. It passes the result of an ISR write to the partition as an event, on the event loop,
 unless the partition has been dropped meanwhile.
@@ -425,7 +425,7 @@ class ZkRegistration:
             await self._session.connected(timeout_ms=self._context.config.session_timeout_ms)
 
     async def request_election(self, request: ElectionRequest) -> str:
-        """Request an election by a new node in ZooKeeper, and return the path of this node.
+        """Create a ZooKeeper node that requests an election, and return the path of the node.
 
         The controller deletes the node after the election.
         """
@@ -438,7 +438,7 @@ class ZkRegistration:
         return path
 
     async def request_done(self, path: str) -> None:
-        """Wait until the node of a request is deleted. There is no time limit."""
+        """Wait until ``path``, the ZooKeeper node of a request, is deleted. There is no time limit."""
         while True:
             await self._session.connected()
             changed = asyncio.Event()
@@ -458,7 +458,10 @@ class ZkRegistration:
         await self._session.connected(timeout_ms=self._context.config.session_timeout_ms)
 
     def withdraw_request(self, path: str) -> None:
-        """Delete the node of a request in the background, so that the controller does not carry out the request."""
+        """Delete ``path``, the ZooKeeper node of a request, so that the controller does not carry out the request.
+
+        The deletion runs in the background.
+        """
         self._context.spawn(self._withdraw(path), "withdraw a request")
 
     async def _withdraw(self, path: str) -> None:

@@ -1,1 +1,1 @@
-"""Partitions on this broker: roles, fetching from leaders, effects of the replica's state machine, log maintenance."""
+"""The partitions that a broker hosts: their replication from leaders, and the maintenance of their logs."""

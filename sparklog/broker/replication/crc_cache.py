@@ -1,6 +1,6 @@
-"""A cache of running CRCs of stored batches that were verified, for later projections of the same batches.
+"""A cache of the running CRCs of verified batches, so that a later projection need not verify the batch again.
 
-Running CRCs are the CRCs of a batch up to the edges of its columns: see ``record.projection``.
+A running CRC is the CRC of the bytes of a batch up to the start or the end of a column: see ``record.projection``.
 
 The key of an entry consists of the topic id, the partition and the stored header of the batch. The header contains base
 offset, leader epoch, append time, length and the CRC of the body. So a batch that replaces another one (after a

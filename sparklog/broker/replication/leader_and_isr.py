@@ -3,7 +3,7 @@
 The broker refuses an update of an older controller and an update for an earlier incarnation of this broker. It also
 refuses an update that arrives after a later one of the same controller: the controller has given up the late update and
 included its content in a later one. Within an update the broker first applies the list of brokers, so that it can reach
-each leader that a decision names, then leaderships, then deletions.
+the new leaders. Then it applies the leaderships, and then the deletions of topics.
 
 A small update is applied at once. A large one is applied in slices, and the event loop serves clients between slices:
 to create a hundred thousand new logs takes longer than a broker may be unresponsive. Other events between two slices

@@ -1,8 +1,9 @@
-"""Background work on logs: sealing of segments, new schemas, checkpoints, retention, flushes, copies for truncations.
+"""The background work on a broker's logs, such as seals, retention, checkpoints and flushes.
 
-A higher high watermark starts sealing, and a truncation that needs a copy starts that copy. Timers start the rest. Disk
-work runs in threads. Only the event loop changes a log. A sealed segment is durable, is an ordinary Arrow file, and
-never grows again.
+When the high watermark rises, complete segments are sealed and new schemas are stored. Before a truncation, the part of
+a segment that the truncation keeps may have to be copied. Timers start checkpoints, retention and flushes. Disk work
+runs in threads. Only the event loop changes a log. A sealed segment is durable, is an ordinary Arrow file, and never
+grows again.
 """
 
 from __future__ import annotations
@@ -107,7 +108,8 @@ class LogMaintenance:
     def ended(self) -> None:
         """Block until the work that still runs in threads has ended. Call this after ``close``.
 
-        The wait is needed because a disk reports a lost write only once: a later flush of the same files would succeed.
+        The wait is needed because a disk reports a lost write only once. If work in a thread gets the error, a later
+        flush of the same files succeeds, and without the wait the broker would not know of the loss.
 
         Raises:
             StorageError: a flush or a seal has failed.
@@ -163,7 +165,7 @@ class LogMaintenance:
             del self._seals[partition]
 
     def prepare_truncation(self, partition: Partition, job: TruncationJob) -> None:
-        """Start the copy of records that a truncation needs. Do nothing if the process is ending."""
+        """Start to copy the part of a segment that a truncation keeps. Do nothing if the process is ending."""
         if not self._closed:
             self._context.spawn(self._prepare_truncation(partition, job), f"cut {partition.tp}")
 

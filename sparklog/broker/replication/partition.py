@@ -90,11 +90,11 @@ class AppendRules(msgspec.Struct, frozen=True, eq=False):
 
 
 class CheckedBatches(NamedTuple):
-    """The result of checks of a request's batches that ran before the append.
+    """The errors that an early check found in a request's batches, before the append.
 
-    The result is valid as long as the partition's rules are ``rules``.
+    The result is valid until the partition's rules differ from ``rules``.
 
-    ``refusals`` maps the number of each refused batch in the request to its error.
+    ``refusals`` maps the index of each refused batch to the error of the batch.
     """
 
     rules: AppendRules
@@ -161,10 +161,9 @@ class PartitionHost(Protocol):
     def prepare_truncation(self, partition: Partition, job: TruncationJob) -> None:
         """Run ``job`` in a thread, then call ``Partition.truncation_prepared``.
 
-        The job copies the records that the truncation keeps.
+        The job copies the part of a segment that the truncation keeps.
 
-        If the disk is full or an unexpected error occurs, wait for a pause and then call
-        ``Partition.truncation_failed``.
+        If the disk is full or an unexpected error occurs, pause, and then call ``Partition.truncation_failed``.
         """
 
     def role_changed(self, partition: Partition) -> None: ...
@@ -303,9 +302,10 @@ class Partition:
         return self._truncation is not None
 
     def truncation_prepared(self, job: TruncationJob) -> None:
-        """Truncate the log and resume fetching. Do nothing if the role has changed since the copy began.
+        """Truncate the log and resume fetching, after ``job.run`` has returned.
 
-        Call this after ``job.run`` has returned.
+        The job has copied the part of a segment that the truncation keeps. Do nothing if the role has changed since the
+        job began.
         """
         if self._truncation is None or self._truncation[0] is not job or self.stopped:
             return
@@ -319,9 +319,9 @@ class Partition:
             self._fail(error)
 
     def truncation_failed(self, job: TruncationJob) -> None:
-        """Cancel a truncation whose copy failed, and fetch from the leader again.
+        """Cancel a truncation because its job has failed, and fetch from the leader again.
 
-        Do nothing if the role has changed since the copy began.
+        Do nothing if the role has changed since the job began.
         """
         if self._truncation is not None and self._truncation[0] is job and not self.stopped:
             self._drop_truncation()

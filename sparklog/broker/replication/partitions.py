@@ -98,7 +98,7 @@ class Partitions:
         self.maintenance_index.drop(partition)
 
     def follower_lost(self, replica_id: int) -> None:
-        """Report the lost connection of a follower to all partitions that this broker leads."""
+        """Notify the leaders on this broker that the last connection from a follower has closed."""
         for partition in self.leading():
             partition.step(FollowerConnectionLost(replica_id))
 
@@ -128,10 +128,10 @@ class Partitions:
         return any(member != own and member in live for member in replica.isr)
 
     def counted_on(self, partition: Partition) -> bool:
-        """Return whether, by the cached metadata, the partition has a live leader and its ISR contains this broker.
+        """Return whether this broker is in the ISR of the partition, and the partition has a live leader.
 
-        The ISR that the replica itself knows is not used: a replica with a broken disk applies no decisions, so its ISR
-        may be out of date.
+        The result comes from the cached metadata. The ISR that the replica itself knows is not used: a replica with a
+        broken disk applies no decisions, so its ISR may be out of date.
         """
         told = self._context.cache.partition(partition.tp)
         if told is None or told.state.leader not in self._context.cache.incarnations:

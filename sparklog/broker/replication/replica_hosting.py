@@ -51,8 +51,8 @@ class ReplicaHosting:
     def host(self, tp: TopicPartition, topic: CachedTopic) -> Partition:
         """Return the replica of ``tp``. If there is none, create it with the log of this topic id or an empty log.
 
-        The log of this topic id may also be a set-aside log. If there is a log of another topic id, set it aside,
-        because no update has said that its topic is deleted.
+        The log of this topic id may also be a set-aside log. If ``tp`` has a log of another topic id, set this log
+        aside, because no update has said that the topic with the other id is deleted.
 
         Raises:
             StorageError: the log cannot be created.

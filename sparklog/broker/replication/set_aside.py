@@ -1,9 +1,9 @@
 """The list and the deletion of set-aside logs, which this broker keeps without serving them.
 
 The broker deletes a set-aside log in two cases. First: ZooKeeper lists the topic id as deleted. Second: the log was set
-aside longer than ``log.set.aside.retention.ms`` ago, and the partition's leader confirms that its own log has all
-records of the set-aside log. The broker checks this whenever a log is set aside, and at the interval of retention
-checks. In every other case the log may be the last copy, and an operator decides.
+aside more than ``log.set.aside.retention.ms`` ago, and the partition's leader confirms that its own log has all records
+of the set-aside log. The broker checks this whenever a log is set aside, and at the interval of retention checks. In
+every other case the log may be the last copy, and an operator decides.
 """
 
 from __future__ import annotations

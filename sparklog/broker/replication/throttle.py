@@ -125,10 +125,7 @@ class CopyThrottle:
 
     @property
     def exhausted(self) -> bool:
-        """Return whether a limited partition must wait.
-
-        A partition must also wait while earlier partitions wait.
-        """
+        """Return whether a limited partition must wait, because the bucket is empty or others wait already."""
         return bool(self._held) or (self._bucket is not None and self._bucket.wait_s(self._now_s()) > 0)
 
     def hold(self, tp: TopicPartition, resume: Callable[[], None]) -> None:

@@ -10,8 +10,8 @@ updates always need a proof.
 In a cluster whose brokers have TLS certificates, the certificate is the only proof, and a broker of release 0.1.0 is
 not accepted.
 
-A broker that an operator started without a secret and a certificate accepts every request, and logs a warning at its
-start.
+A broker that an operator started without a secret and without a certificate accepts every request, and logs a warning
+at its start.
 """
 
 from __future__ import annotations

@@ -65,7 +65,7 @@ class TopicRequests:
         """Return the record that the topic would get, and the warning about its placement. Create nothing.
 
         Raises:
-            BrokerError: the request is refused.
+            BrokerError: the request would be refused.
         """
         # Before its first update from the controller, a broker that has just started knows no live broker, not even
         # itself.

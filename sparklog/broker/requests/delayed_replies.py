@@ -1,4 +1,4 @@
-"""Delayed responses to requests that wait for ZooKeeper, or for an update of the controller that shows their result."""
+"""Delayed responses to requests that wait for ZooKeeper or for an update of the controller."""
 
 from __future__ import annotations
 

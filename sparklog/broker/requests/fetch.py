@@ -386,7 +386,7 @@ class Fetches:
     ) -> PartitionRead:
         """Read one partition for a follower.
 
-        If the previous read for a follower had the same position and limit, return its result without another read.
+        If the previous read for a follower had the same position and limit, return the result of that read again.
         """
         seen = self._seen
         if seen is not None and verdict is None and seen[0] == wanted and seen[1] == max_bytes:

@@ -26,8 +26,8 @@ class PartitionRead(msgspec.Struct, frozen=True, gc=False):
     """The result of a read of one partition.
 
     ``body`` has ``size`` bytes: the headers of all batches, then their bodies. ``urgent`` is true for an error or a
-    divergence, which the fetch sends without waiting. ``cost`` is the number of bytes by which the read reduces the
-    rest of the response's size limit. ``cost`` is more than ``size`` if the batches were projected.
+    divergence, which the fetch sends without waiting. ``cost`` is the number of bytes that the read uses of the
+    response's size limit. ``cost`` is more than ``size`` if the batches were projected.
     """
 
     result: FetchedPartition
@@ -134,9 +134,9 @@ def follower_has_all(partition: Partition | None, wanted: FetchPartition) -> boo
 def parted_from_consumer(partition: Partition, wanted: FetchPartition, *, in_sync: bool = False) -> EpochEnd | None:
     """Return the point where the log and the consumer's position diverge; None if no divergence is found.
 
-    An unclean election may have replaced the record before the consumer's position. The leader can detect this. With
-    ``in_sync``, an in-sync follower can detect it up to its high watermark. Leader and follower can detect it only
-    while their logs have records at that offset. Source: KIP-320.
+    An unclean election may have replaced the record before the consumer's position. The leader can detect this while
+    its log still has records at that offset. If ``in_sync`` is set, this replica may be an in-sync follower, which can
+    detect the same for positions up to its high watermark. Source: KIP-320.
     """
     log, replica = partition.log, partition.replica
     if wanted.last_epoch < 0 or wanted.fetch_offset <= log.log_start_offset:

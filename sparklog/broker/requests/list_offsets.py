@@ -1,6 +1,6 @@
 """ListOffsets requests: the leader returns the start or end offset of a partition, or the offset for a time.
 
-After an election the high watermark may be lower than at the earlier leader. Until it reaches the start of the new
+The high watermark of a new leader may be lower than that of the earlier leader. Until it reaches the start of the new
 leader's epoch, a request for the end or for a time gets the retriable error OFFSET_NOT_AVAILABLE. So a consumer never
 sees the end offset move backwards.
 """

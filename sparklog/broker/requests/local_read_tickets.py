@@ -4,7 +4,7 @@ If the broker has ACLs, or if all its listeners authenticate clients, it gives s
 ticket. A client requests the ticket over its authenticated connection, and presents it on the socket for local reads,
 which authenticates no client.
 
-A ticket alone does not decide. The broker checks the ACLs again for each segment, so a change of ACLs applies to the
+A ticket alone is not enough. The broker checks the ACLs again for each segment, so a change of ACLs applies to the
 next segment. A ticket ends when the broker ends the connections of its principal.
 """
 

@@ -1,7 +1,8 @@
 """One open fetch request: when it reads its partitions, when it responds, and what the response contains.
 
-A partition is read once, and again only after it reports a change. For a follower with one due partition, where latency
-matters, there are two shorter paths: one to wait at the log end, and one to send new records.
+A partition is read once, and again only after it reports a change. A partition is *due* when the fetch must read it. A
+follower with only one due partition needs a low latency, so it has two shorter code paths: one waits at the log end,
+and one sends new records.
 """
 
 from __future__ import annotations
@@ -142,11 +143,11 @@ class OpenFetch:
             self._host.read_soon(self)
 
     def park_at_end(self, partition: Partition) -> bool:
-        """Wait for new records if the follower has all records of the only due partition. Return whether it waits.
+        """Wait for new records if the follower has all records of its only due partition. Return whether it waits.
 
-        This is a shorter form of ``begin``, for the state after almost every batch. ``partition`` is the only one that
-        the request names, and its leader has accepted the position. If the follower cannot wait in this way, return
-        False and change nothing.
+        A due partition is one that the fetch must read. This is a shorter form of ``begin``, because a follower has all
+        records after almost every batch. ``partition`` is the only one in the request, and its leader has accepted the
+        position. If the follower cannot wait in this way, return False and change nothing.
         """
         request, session = self.request, self.context.session
         if session is None or len(session.due) != 1 or request.session_epoch == FULL or request.max_wait_ms <= 0:
@@ -185,7 +186,7 @@ class OpenFetch:
         return have_moved
 
     def reply_shortly(self) -> None:
-        """Respond within ``_MARK_LINGER_S``, with the records found by then."""
+        """Respond within 10 ms (``_MARK_LINGER_S``), with the records found by then."""
         self._host.reply_within(self, _MARK_LINGER_S)
 
     def complete(self) -> None:
@@ -342,7 +343,7 @@ class OpenFetch:
         return True
 
     def read_one(self, key: Key, wanted: FetchPartition, max_bytes: int) -> int:
-        """Read one partition and return the cost of the read."""
+        """Read one partition. Return the number of bytes that the read uses of the response's size limit."""
         read_one = self._host.read_for_follower if self.of_follower else read_for_consumer
         read = self._reads[key] = read_one(
             self._host.partitions,
@@ -355,7 +356,7 @@ class OpenFetch:
         return read.cost
 
     def refuse_one(self, key: Key, refusal: FetchedPartition) -> int:
-        """Use ``refusal`` as the result of a partition, without a read. Return the cost, which is 0."""
+        """Use ``refusal`` as the result of a partition, without a read. Return 0, the bytes used of the size limit."""
         self._reads[key] = PartitionRead(refusal, (), 0, urgent=True)
         return 0
 

@@ -49,7 +49,7 @@ class ProjectedRead(NamedTuple):
     """The result of a projected read.
 
     ``records`` has the batches as they are sent. ``stored_bytes`` is the size of their bodies as stored. ``cost`` is
-    the number of bytes by which the read reduces the rest of the response's size limit.
+    the number of bytes that the read uses of the response's size limit.
     """
 
     records: LogSlice
@@ -69,7 +69,7 @@ def read_projected(
 ) -> ProjectedRead:
     """Return the batches from ``offset`` up to ``end_offset``, with only the columns in ``columns``.
 
-    ``max_bytes`` limits the cost of the read. ``kept`` has the cached CRCs, which are not used if ``verify`` is set.
+    ``max_bytes`` limits ``ProjectedRead.cost``. ``kept`` has the cached CRCs, which are not used if ``verify`` is set.
 
     Raises:
         BrokerError: SCHEMA_OUTDATED for a column that the topic does not have or this broker does not know yet;

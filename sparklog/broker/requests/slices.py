@@ -2,9 +2,9 @@
 
 The broker has one thread for all clients, and a watchdog ends the process if the event loop hangs. So a function that
 visits many entries of a request is a generator: it calls ``over`` between two entries, and yields if ``over`` returns
-true. All such work of one broker shares ``TURN_S`` in each iteration of the event loop. A lot of such work at the same
-time takes longer, but the event loop stays responsive. Until the work on a request is done, the connection of the
-request reads no further request, so that no later request overtakes the first one.
+true. In each iteration of the event loop, all such work of one broker gets ``TURN_S`` seconds together. A lot of such
+work at the same time takes longer, but the event loop stays responsive. Until the work on a request is done, the
+connection of the request reads no further request, so that no later request overtakes the first one.
 
 A generator may also yield the future of work in a thread. The generator continues when the future is done.
 
@@ -154,10 +154,10 @@ class Slices:
         return True
 
     def take_time(self) -> float:
-        """Return the seconds that the slice in progress has taken since its start or the last call of this function.
+        """Return the seconds since the slice in progress began, or since the last call during this slice.
 
-        The quota manager charges this time when the slice sends a reply, because the reply has the throttle time. At
-        the end of the slice, ``used`` gets only the seconds since the last call.
+        When the slice sends a reply, the quota manager charges this time to the client, because the reply contains the
+        throttle time. At the end of the slice, the callback ``used`` gets only the seconds since the last call.
         """
         began_s, self._began_s = self._began_s, time.monotonic()
         return self._began_s - began_s

@@ -2,10 +2,10 @@
 
 A former coordinator that does not know of its successor may still list transactions as open that the successor has
 ended. A broker that knows of the successor must not trust the former coordinator. A broker learns of the successor from
-the controller, from a marker, or from a response. The leader of a partition therefore knows the coordinator that ended
-a transaction when a late batch of the transaction arrives. Either this leader got the coordinator's marker itself, or
-it became leader later, by an update of the controller that also names all coordinators elected before. This holds even
-after the leader has dropped many fenced producers.
+the controller, from a marker, or from a response. So when a late batch of an ended transaction arrives, the leader of
+the partition knows the coordinator that ended the transaction. Either this leader got the coordinator's marker itself,
+or it became leader later, by an update of the controller that also names all coordinators elected before. The leader
+knows the coordinator even if it no longer remembers the fenced producer.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class CoordinatorEpochs:
         self._recorded: dict[int, int] = {}
 
     def record(self, partition: int, epoch: int) -> None:
-        """Record the leader epoch in a message from the leader of ``partition``."""
+        """Store the leader epoch that a message from the leader of ``partition`` contains."""
         if epoch > self._recorded.get(partition, NO_EPOCH):
             self._recorded[partition] = epoch
 
@@ -58,7 +58,7 @@ class CoordinatorEpochs:
             )
 
     def accept(self, key: str, epoch: int, *, proved: bool = True) -> None:
-        """Record the leader epoch in a message from the coordinator of ``key``, unless a newer epoch is known.
+        """Store the leader epoch that a message from the coordinator of ``key`` contains, unless a newer one is known.
 
         A key is a transactional id or the name of a sink. ``proved`` is whether the sender has proved that it is a
         broker.

@@ -4,7 +4,8 @@ The markers may not be written yet. A broker remembers only the newest of these 
 
 The producer id of a Kafka producer serves many transactions. After the coordinator has confirmed the next transaction,
 the producer is no longer fenced. From then on, a repeated marker of an earlier transaction must not end the next
-transaction. The leader recognizes such a marker by the number of its decision.
+transaction. The leader recognizes such a marker by its decision number: the coordinator numbers the commits and aborts
+of each transactional id.
 """
 
 from __future__ import annotations
@@ -34,7 +35,11 @@ class FencedProducers:
         self._begun: _Places = OrderedDict()
 
     def add(self, tp: TopicPartition, producer_id: int, decision: int = -1) -> bool:
-        """Fence a producer. Return False if this decision has fenced it before."""
+        """Fence a producer, because its transaction was committed or aborted.
+
+        ``decision`` is the coordinator's number of this commit or abort, or -1 if it has no number. Return False if
+        the same decision has fenced the producer before.
+        """
         before = self._fenced.get((tp, producer_id))
         _keep(self._fenced, tp, producer_id, decision)
         return before is None or decision < 0 or before != decision
@@ -49,13 +54,16 @@ class FencedProducers:
     def begin(self, tp: TopicPartition, producer_id: int, decision: int) -> None:
         """Record that the coordinator has confirmed a transaction of a Kafka producer.
 
-        ``decision`` is the number of the last decision before this transaction.
+        ``decision`` is the coordinator's number of the last commit or abort before this transaction.
         """
         self._fenced.pop((tp, producer_id), None)
         _keep(self._begun, tp, producer_id, decision)
 
     def is_over(self, tp: TopicPartition, producer_id: int, decision: int) -> bool:
-        """Return whether this decision ended a transaction that is earlier than the producer's newest transaction."""
+        """Return whether a decision ended an earlier transaction than the producer's newest one.
+
+        ``decision`` is the coordinator's number of a commit or an abort.
+        """
         return 0 <= decision <= self._begun.get((tp, producer_id), -1)
 
 

@@ -142,8 +142,8 @@ class LeaderTransactions:
         """Handle the coordinator's response to a verification, and append or refuse the waiting produces.
 
         ``answer`` is a BrokerError if the coordinator refused the transaction. Otherwise it is the number of commits
-        and aborts that the coordinator has decided for the key. ``leader_epoch`` and ``log`` are those of the partition
-        now; None if this broker does not lead it.
+        and aborts that the coordinator has decided for the key. ``leader_epoch`` and ``log`` are the partition's
+        present leader epoch and log. ``leader_epoch`` is None if this broker does not lead the partition.
 
         Returns:
             A retriable error, after which the caller must ask again. None if the verification is complete: its produces
@@ -187,9 +187,8 @@ class LeaderTransactions:
     def expire(self, question: Question, error: BrokerError, now_ms: int) -> None:
         """Refuse all produces that wait for the verification if the first of these produces has timed out.
 
-        ``error`` is the last error of the verification.
-
-        Without the first batch of a producer, the later batches would begin with a gap in the sequence.
+        All waiting produces are refused together: without the first batch, the later batches would begin with a gap in
+        the producer's sequence. ``error`` is the last error of the verification.
         """
         if question.held and now_ms >= question.held[0].deadline_ms:
             detail = f"{question.tp}: the coordinator of {question.request.key!r} did not respond in time: {error}"

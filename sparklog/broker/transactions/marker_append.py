@@ -1,9 +1,9 @@
 """WriteMarkers requests: the partition's leader appends a control batch, and responds when the batch is committed.
 
-If the producers have no open transaction in the partition, the leader appends a marker without transactions. Only the
-commit of a batch proves that no other broker leads the partition. A deposed leader that does not know its successor yet
-may not have the transactions that are open in the successor's log. Source: Kafka's leaders append each marker that they
-get.
+If the producers have no open transaction in the partition, the leader still appends a marker, which then names no
+transaction. Only the commit of this marker proves that no other broker leads the partition. A deposed leader that does
+not know its successor yet may not have the transactions that are open in the successor's log. Source: Kafka's leaders
+append each marker that they get.
 
 The producers are fenced: their pending verifications fail, and the leader refuses their late batches without asking the
 coordinator.

@@ -75,7 +75,7 @@ class TransactionVerification:
     ) -> None:
         """Call ``append`` when the transaction is verified, or ``on_result`` when the transaction is refused.
 
-        The call may be now or later.
+        Unless this method raises an error, exactly one of the two is called, once, now or later.
 
         ``key`` is the transactional id or the name of a sink. With ``adds`` the coordinator adds the partition to the
         transaction of a Kafka producer.
@@ -118,7 +118,7 @@ class TransactionVerification:
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
     def on_answer(self, question: Question, answer: BrokerError | int) -> None:
-        """Handle the coordinator's response. Afterwards the verification is complete, or the caller must ask again."""
+        """Handle the coordinator's response. Unless ``question.over`` is set afterwards, the caller must ask again."""
         partition = self._partitions.get(question.tp)
         leads = partition is not None and partition.replica.is_leader
         error = self._rules.on_answer(
