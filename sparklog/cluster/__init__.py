@@ -1,1 +1,1 @@
-"""Brokers on Spark's executors: the barrier job that supervises them, the controller's loop, the embedded ZooKeeper."""
+"""The processes of a cluster on Spark: brokers, the barrier job that supervises them, the controller and ZooKeeper."""

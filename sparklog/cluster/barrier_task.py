@@ -80,15 +80,16 @@ def run_task(spec: GenerationSpec, _rows: Iterator[object]) -> Iterator[str]:
 
 
 async def alone(message: str) -> list[str]:
-    """Return the result of ``allGather`` for a single task, for a task that runs outside Spark."""
+    """Return what ``allGather`` returns in a job with only one task. A task outside Spark calls this instead."""
     return [message]
 
 
 async def supervise(spec: GenerationSpec, *, task: int, gather: Gather) -> str:
     """Run one task of a generation, that is, of one run of the barrier job. Return how it ended.
 
-    The result is the phase that the driver ordered (``Phase``), ``STOPPED_IN_PART``, "superseded" if a newer generation
-    has taken over, or an ending of ``enrolment`` if a host needs a new certificate.
+    The result is the phase that the driver ordered (``Phase``), ``STOPPED_IN_PART`` if some brokers could not be
+    stopped, or "superseded" if a newer generation has taken over. If a host needs a new certificate, the result is that
+    of ``enrolment.enrol`` or ``enrolment.no_request``.
 
     Raises:
         ClusterError: ZooKeeper is not available. The job then fails, the driver submits it again, and the brokers keep
@@ -126,9 +127,9 @@ async def supervise(spec: GenerationSpec, *, task: int, gather: Gather) -> str:
 
 
 def retire_through(store: ClusterStore) -> Retire:
-    """Return a function that deletes the registration of a broker whose process has ended, and marks it as retired.
+    """Return a function that deletes the registration of a broker and marks the broker as retired.
 
-    The function retries until ZooKeeper has responded.
+    Call the function after the broker's process has ended. It retries until ZooKeeper has responded.
     """
 
     async def retire(broker_id: int, process: ProcessIdentity) -> bool:

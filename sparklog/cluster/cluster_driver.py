@@ -214,7 +214,10 @@ class ClusterDriver:
 
     @property
     def kafka_bootstrap(self) -> str:
-        """Return the addresses of the brokers for Kafka clients; empty if they have no listener for them."""
+        """Return the addresses of the brokers for Kafka clients.
+
+        Return an empty string if no broker has a listener for Kafka clients.
+        """
         return ",".join(broker.kafka for broker in self.brokers if broker.kafka)
 
     @property

@@ -1,6 +1,6 @@
-"""One controller term: it passes events from ZooKeeper and brokers to a ``Controller`` and performs its effects.
+"""One controller term: it passes events to a ``Controller``, and performs the effects that the ``Controller`` returns.
 
-The ``Controller`` is the *core* of the term.
+The events come from ZooKeeper and brokers. The ``Controller`` is the *core* of the term.
 
 This module makes no decisions. Everything runs on one event loop. The results of effects return to the core as events.
 The term ends when the core resigns, the session expires, or ``/controller`` belongs to another controller.

@@ -108,7 +108,7 @@ class DriverRegistration:
         self._loop.close()
 
     def direct(self, directive: Directive) -> None:
-        """Write an order to the tasks of a generation (a directive) to ZooKeeper.
+        """Write a directive, which is an order for the tasks of one generation, to ZooKeeper.
 
         Raises:
             ZkError: ZooKeeper is not available.

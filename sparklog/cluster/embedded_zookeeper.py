@@ -142,7 +142,7 @@ class EmbeddedZookeeper:
 
         Raises:
             ClusterError: Java is missing, another program uses the recorded port, the server did not start (with the
-                end of its output), or either a running server or ``security`` uses TLS, but not both.
+                end of its output), or a running server uses TLS and ``security`` does not, or the reverse.
             ConfigError: Spark, whose jars include the server, is not installed, or a file for TLS cannot be used.
         """
         settings, security = settings or {}, security or ZooKeeperSecurity()

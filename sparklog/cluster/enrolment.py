@@ -1,11 +1,13 @@
-"""The certificates of hosts with ``--secure`` on several hosts: each host makes its own key, and the driver signs.
+"""The issue of certificates for the hosts of a secure cluster: each host makes its own key, and the driver signs.
+
+This module is used if the option ``--secure`` is set and Spark may run on several hosts.
 
 Spark carries the messages in both directions, over a channel that it authenticates and encrypts:
 
-1. A barrier task that finds no current certificate on its host makes a key there, and ends with a signing request. All
-   tasks of the generation end with it. Running brokers keep running.
+1. A barrier task that finds no current certificate on its host makes a key there, and ends. Its result is a signing
+   request. All tasks of the generation then end as well. Running brokers keep running.
 2. The driver checks that the requested names are names of the executors' hosts, and signs.
-3. The tasks of the next generation receive the certificates with their closure, and write them beside the keys.
+3. The next generation's tasks receive the certificates in Spark's task closure, and write them beside the keys.
 
 A private key never leaves its host. ``spark_access`` checks the channel before the first generation. None of this needs
 ZooKeeper, because a task needs its certificate before it may open a session to ZooKeeper.
@@ -74,7 +76,7 @@ def has_ended_for_certificates(endings: Iterable[str]) -> bool:
 
 
 class CertificateSigner:
-    """The driver's part: it signs the requests of tasks, and gives the certificates to the next generation.
+    """The signer in the driver. It signs the requests of tasks, and gives the certificates to the next generation.
 
     ``directory`` has the CA. ``executor_hosts`` returns the hosts of the application's executors, as Spark knows them.
     ``settings`` are the broker settings with the paths of a host's files. ``alias`` is the advertised host of all
@@ -98,7 +100,7 @@ class CertificateSigner:
         self._certificates: tuple[str, ...] = ()
 
     def completed(self, spec: GenerationSpec) -> GenerationSpec:
-        """Return ``spec`` with the CA's certificate, the signed certificates, and the settings of hosts."""
+        """Return ``spec`` with the CA's certificate, the signed certificates, and the broker settings for all hosts."""
         from sparklog.cluster import certificates
 
         ca = certificates.ca_certificate(self._directory)
@@ -106,7 +108,9 @@ class CertificateSigner:
         return structs.replace(spec, settings=self._settings, enrolment=enrolment)
 
     def sign(self, endings: Iterable[str]) -> None:
-        """Sign the requests in the endings of a generation's tasks.
+        """Sign the requests in the results of tasks that ended because a host needs a new certificate.
+
+        ``endings`` are the results of all tasks of one generation.
 
         Raises:
             ClusterError: a host could not make a request, or asks for a name that is not its own.

@@ -135,7 +135,10 @@ class LocalCluster:
 
     @property
     def kafka_bootstrap(self) -> str:
-        """Return the addresses of the brokers for Kafka clients; empty if there is no listener for them."""
+        """Return the addresses of the brokers for Kafka clients.
+
+        Return an empty string if no broker has a listener for Kafka clients.
+        """
         return self._driver.kafka_bootstrap
 
     @property

@@ -1,4 +1,4 @@
-"""The protection of Spark's ports: the secret and the addresses on one machine, encryption between several hosts.
+"""The protection of Spark's ports against other users and hosts, by a secret and, between hosts, by encryption.
 
 A client that Spark accepts can run programs over the ports of the driver, Master, Workers and executors.
 ``spark_environment`` binds these ports to loopback before Spark's JVM starts, and authentication excludes other users

@@ -167,11 +167,11 @@ def _submit(environment: dict[str, str] | os._Environ[str], settings: Mapping[st
 
 
 def spark_home(directory: Path, real: str | None = None) -> Path:
-    """Create and return a Spark home that links to the real one, except for its own directory ``work``.
+    """Create and return a Spark home with links to the contents of the real one, but with a new directory ``work``.
 
-    The executors of local-cluster run in ``$SPARK_HOME/work``, and Spark has no setting for this path. With pyspark
-    from pip this is in site-packages, which may not be writable and would grow. Each driver process has a Spark home
-    named after its pid, and removes the homes of dead processes. Call ``remove_spark_home`` at the end.
+    The executors of local-cluster run in ``$SPARK_HOME/work``, and Spark has no setting for this path. If pip installed
+    pyspark, this path is in site-packages, which may not be writable and would grow. Each driver process has a Spark
+    home named after its pid, and removes the homes of dead processes. Call ``remove_spark_home`` at the end.
     """
     source = Path(real) if real else _pyspark_home()
     create_data_dir(directory.parent)

@@ -131,10 +131,10 @@ def _start_spark() -> SparkContext:
 
 
 def active_here(spark: SparkSession) -> SparkSession:
-    """Make ``spark`` the active session of the calling thread, too, and return it.
+    """Make ``spark`` the active session of the calling thread as well, and return the session.
 
     The JVM searches for data sources in the active session of the calling thread. By default only the thread that
-    created a session has an active one.
+    created a session has an active session.
     """
     SparkSession._get_j_spark_session_class(spark._jvm).setActiveSession(spark._jsparkSession)
     return spark

@@ -80,8 +80,8 @@ def exit_on_first(*numbers: int, stop: StopRequest | None = None) -> None:
 def unless_asked(stop: StopRequest, work: Callable[[], _Result]) -> _Result:
     """Run ``work`` in a new thread and wait for it. Return its result or raise its exception.
 
-    In the main thread, a signal could raise an exception between a request to the JVM and the response. The next call
-    would then receive the response of this one, or wait for a busy JVM thread.
+    In the main thread, a signal could raise an exception between a request to the JVM and the response. The next
+    request would then receive the response to the interrupted one, or wait for a busy JVM thread.
 
     Raises:
         SystemExit: ``stop`` is set; the code is 128 + SIGTERM. The work then continues until it fails or the process

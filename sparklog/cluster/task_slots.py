@@ -1,4 +1,4 @@
-"""Spark's task slots: their number, the error if there are too few, and the cause of a failed barrier job.
+"""Checks that Spark has enough task slots for a barrier job, and the search for the cause if the job failed.
 
 The driver checks the number of slots before it submits a barrier job, because Spark's own check repeats for ten minutes
 and cannot be cancelled.

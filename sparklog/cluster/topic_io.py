@@ -1,4 +1,6 @@
-"""The topics in ZooKeeper, for a term's ``Controller``: watches, and the reads, writes and deletions that it requests.
+"""The access of a term's ``Controller`` to the topics in ZooKeeper.
+
+The module watches topics, and performs the reads, writes and deletions that the ``Controller`` requests.
 
 One watch reports the names of all topics, and one watch per topic reports its record. The watch of a record ends when
 its node is deleted. Otherwise ZooKeeper would keep a watch for each deleted topic, although its name may never be used

@@ -1,1 +1,1 @@
-"""The controller's decisions: elections, incarnations, placement, and the updates for each broker. It does no I/O."""
+"""The controller: it elects leaders, places replicas, and decides which updates brokers receive. It does no I/O."""

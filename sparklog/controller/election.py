@@ -1,4 +1,4 @@
-"""Elections for one partition: its next state, from its stored state and the liveness of its brokers.
+"""Elections: the next state of a partition follows from the stored state and from which brokers are live.
 
 The module is pure and stateless. It decides every state that the controller writes. Each new state has a leader epoch
 one higher than the old state, so an older leader that still acts in the old epoch is fenced.
@@ -10,7 +10,8 @@ Rules, in order:
 - otherwise the first live replica of the assignment that is in the ISR leads;
 - a stopping broker keeps a leadership that no other member of the ISR can take over;
 - no member of the ISR is live: the partition has no leader, unless the topic allows unclean elections; the ISR stays;
-- a disputed partition has no leader before an unclean election, which the topic allows or an operator requests.
+- a disputed partition has no leader before an unclean election, which the topic allows or an operator requests;
+  disputed means that replicas have contradictory committed records.
 
 Members that are dead, stopping or untrusted stay in the ISR. Only the partition's leader may remove them, and it does
 so as soon as it receives the update. The leader's write proves that a member with all records, the leader, is alive.

@@ -1,10 +1,10 @@
-"""Requests for elections, and the partitions of each that have not been evaluated yet.
+"""Open requests for elections, each with the partitions that the controller still has to evaluate.
 
 The objects of this module are not thread-safe: they are parts of ``Controller``. A request is a node in ZooKeeper, and
 each read returns all requests. A request exists until the controller deletes it. The deletion notifies the requester
 that the controller has evaluated each partition of the request and that all resulting writes are durable. A partition
-with a write or read in flight is evaluated when the result arrives. A new controller handles an open request from its
-start; leaders that are already as requested stay.
+with a write or read in flight is evaluated when the result arrives. A new controller evaluates all partitions of an
+open request again, but changes no partition that already has the requested leader.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from sparklog.controller.events import ElectionRequested
 
 
 class OpenElectionRequests:
-    """A tracker of open election requests: the partitions that are not evaluated yet, and the finished requests."""
+    """A tracker of election requests. It knows which partitions are not evaluated yet, and which requests are done."""
 
     def __init__(self) -> None:
         #: For each request its kind and remaining partitions. The partitions have a fixed order, so that a term can be

@@ -1,4 +1,4 @@
-"""The order in which brokers learn that a stopping leader has a successor: successor, other brokers, old leader.
+"""The order in which brokers learn the successor of a stopping leader: the successor, other brokers, the old leader.
 
 - The other brokers receive the new state after the successor. Otherwise they would send requests before the successor
   knows that it leads: it would refuse thousands of fetches and have less time to process the update.
@@ -68,10 +68,10 @@ class HandoverNotifications:
         self._to_check.update((p, None) for p in partitions if p in self._first or p in self._others)
 
     def brokers_changed(self) -> None:
-        """Check every handover again in ``notify_next``.
+        """Make the next ``notify_next`` check every new leader that some broker has not been notified of.
 
-        Call it after a broker arrived, failed or accepted a full update, because no handover has to wait for that
-        broker then.
+        Call it after a broker arrived, failed or accepted a full update. No notification then has to wait for that
+        broker.
         """
         self._to_check.update(dict.fromkeys(self._first))
         self._to_check.update(dict.fromkeys(self._others))
@@ -139,7 +139,7 @@ class HandoverNotifications:
     def deadline_ms(self) -> int | None:
         """Return the time at which ``notify_next`` must run even if no broker has responded.
 
-        Return None if no handover is in progress.
+        Return None if no broker has yet to be notified of a new leader.
         """
         return None if self.idle else self._end_ms
 

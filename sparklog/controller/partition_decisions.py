@@ -114,7 +114,7 @@ def _may_lack_longest_log(partition: ClusterPartition, liveness: election.IsrLiv
 
 
 class ReassignmentCompletion:
-    """The reassignments that are found to be finished in one pass over the marked partitions."""
+    """A collector of finished reassignments, for one pass of the controller over the marked partitions."""
 
     def __init__(self) -> None:
         self._found: dict[ClusterTopic, dict[ClusterPartition, StateWrite | None]] = {}

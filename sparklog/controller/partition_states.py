@@ -1,4 +1,4 @@
-"""The partition states in ZooKeeper: the controller's writes, newer states that it learns, and reads of unknown states.
+"""The controller's reads and writes of partition states in ZooKeeper, and its handling of states that leaders wrote.
 
 A write that fails because the node has another version returns the node's state. After a write without a response the
 controller reads the node. In both cases it evaluates the partition again. The objects of this module are not
@@ -237,7 +237,7 @@ class PartitionStates:
     def awaits_successor(self, partition: ClusterPartition) -> bool:
         """Return whether the leader is live but stopping, every replica may lead, and no reassignment is open.
 
-        The partition then only needs a new leader, and may wait for one in the queue.
+        The partition then only needs a new leader, and may wait in the queue of ``PendingMoves``.
         """
         stored = partition.stored
         if stored is None or partition.move is not None or partition.unfit:

@@ -106,7 +106,10 @@ def finished_record(record: TopicRecord, partitions: Iterable[int]) -> TopicReco
 
 
 def moving_record(record: TopicRecord, targets: Mapping[int, tuple[int, ...]]) -> TopicRecord:
-    """Return the record with reassignments to ``targets``. A reassignment in progress gets the new target."""
+    """Return the topic's record with added reassignments. ``targets`` has the target replicas of each partition.
+
+    A reassignment that is already in progress gets the new target.
+    """
     moves = dict(record.reassigning)
     assignment = list(record.assignment)
     for number, target in targets.items():

@@ -1,12 +1,12 @@
-"""ISR memberships that are void because the broker lost its page cache or logs.
+"""Untrusted replicas: members of an ISR whose broker lost its page cache or logs, so that records may be missing.
 
 The objects of this module are not thread-safe: they are parts of ``Controller``. If a broker returns and its logs may
 lack records, all its replicas are untrusted. A replica is trusted again when the partition's ISR, read after the
 broker's registration, does not contain the broker. Until then the replica is not elected while another member of the
-ISR can be trusted. The partition's leader receives a table without the broker, so that the leader removes the broker
-from the ISR. When no replica of the broker is untrusted any more, the broker is trusted again. If only some logs of a
-broker may lack records, only these replicas are untrusted. The broker then stays in the table, and the leaders of these
-partitions are ordered to remove it from their ISRs.
+ISR can be trusted. The partition's leader receives a table of live brokers without this broker, so that the leader
+removes the broker from the ISR. When no replica of the broker is untrusted any more, the broker is trusted again. If
+only some logs of a broker may lack records, only these replicas are untrusted. The broker then stays in the table of
+live brokers, and the controller orders the leaders of these partitions to remove it from their ISRs.
 """
 
 from __future__ import annotations

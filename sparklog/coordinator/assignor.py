@@ -57,7 +57,8 @@ def assign(
 ) -> dict[str, list[Part]]:
     """Assign every partition of the subscribed topics to one subscriber. Return the partitions of each subscriber.
 
-    ``owners`` has for each partition the member to which the last target assigned it, or else its current owner.
+    ``owners`` has one member for each partition: the member that got it in the last target assignment, or else its
+    current owner.
     """
     classes = list(_classes(subscribers, topics))
     kept = [_kept(found, owners) for found in classes]

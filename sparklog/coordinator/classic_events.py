@@ -108,7 +108,7 @@ class Delayed:
 
 @dataclass(frozen=True, slots=True)
 class GroupEnded:
-    """The event that the group was deleted, or became a group of the other protocol. It must be empty."""
+    """The event that a group without members was deleted, or became a group of the protocol of KIP-848."""
 
 
 ClassicRequest = JoinRequested | SyncRequested | BeatRequested | LeaveRequested

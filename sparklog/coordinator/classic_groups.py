@@ -1,4 +1,4 @@
-"""The classic groups of one coordinator: the beginning and the end of a group's classic protocol, and a common bound.
+"""The classic groups of one coordinator. They begin and end here, and share a limit on the bytes that they hold.
 
 The module is pure. ``classic_group`` decides about the members of each group. A group without members may change
 between the two protocols. When the protocol of a group changes, the new epoch or generation continues from the old
@@ -16,7 +16,10 @@ from sparklog.errors import ErrorCode
 
 
 class ClassicGroups:
-    """The classic groups of one coordinator. ``Groups`` owns it, and passes a group and its draft to each call."""
+    """The classic groups of one coordinator. A part of ``Groups``.
+
+    Most calls receive a group and its draft, which is the change of the group to append to the log.
+    """
 
     def __init__(self, settings: GroupSettings) -> None:
         self._settings = settings
@@ -24,7 +27,7 @@ class ClassicGroups:
         self.held_bytes = 0
 
     def restore(self, group: Group, now_ms: int) -> None:
-        """Let a group continue with the members in its record, if the record is that of a classic group."""
+        """Restore the members of a classic group from its record. Do nothing if ``group`` is not a classic group."""
         record = group.state.get(EpochKey(FORMAT_VERSION, group.key))
         if isinstance(record, GroupEpoch) and record.classic is not None and not group.membership.members:
             group.classic = ClassicGroup.restored(

@@ -82,8 +82,8 @@ class StoreClassic:
 class Begun:
     """The outcome of a BeginTransaction request.
 
-    ``committed`` means that the version of the request or a later one is already committed, so there is nothing to
-    write.
+    ``committed`` means that a sink has already committed the requested version (the number of its transaction) or a
+    later one, so there is nothing to write. ``run`` is the number of run ids that the key has had so far.
     """
 
     committed: bool
@@ -97,7 +97,8 @@ class Begun:
 class Settled:
     """The outcome of a SettleVersion request.
 
-    ``last_version`` is the last committed version. No other run has an open transaction any more.
+    ``last_version`` is the last committed version, that is, the number of a sink's transaction. No other run (start of
+    a query) has an open transaction any more.
     """
 
     last_version: int
@@ -107,8 +108,8 @@ class Settled:
 class Done:
     """The outcome of a request that succeeded. Its changes, if any, are durable.
 
-    For a verification of a Kafka producer, ``decision`` is the number of transactions of the key that were decided so
-    far.
+    If the request verified a Kafka producer, ``decision`` is the number of transactions of the transactional id that
+    were committed or aborted so far.
     """
 
     decision: int = -1

@@ -31,9 +31,10 @@ class BeginRequested:
 
 @dataclass(frozen=True, slots=True)
 class SettleRequested:
-    """A ``messages.SettleVersion`` request for the last committed version of a key.
+    """A ``messages.SettleVersion`` request for the last committed version of a sink.
 
-    This version must not change afterwards.
+    A version is the number of a sink's transaction, and ``key`` is the name of the sink. The version must not change
+    after the response. Therefore the coordinator first aborts an open transaction of any other run (start of a query).
     """
 
     ticket: int
@@ -177,9 +178,9 @@ class AppendRefused:
 
 @dataclass(frozen=True, slots=True)
 class MarkersWritten:
-    """The event that transaction markers of a part of a decision to commit or abort are written.
+    """The event that leaders have written the markers of one ``SendMarkers`` command to some partitions.
 
-    The markers are committed in those partitions of ``places`` whose topics still exist.
+    In those partitions of ``places`` whose topics still exist, the markers are committed.
     """
 
     key: str
@@ -190,7 +191,7 @@ class MarkersWritten:
 
 @dataclass(frozen=True, slots=True)
 class OffsetsWritten:
-    """The event that the coordinator of ``group`` has committed the offsets of a decision to commit."""
+    """The event that the coordinator of ``group`` has committed the offsets of a committed transaction."""
 
     key: str
     decision: int

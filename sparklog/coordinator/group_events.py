@@ -84,7 +84,8 @@ class CommitRequested:
 class HoldRequested:
     """A ``messages.HoldOffsets`` request: a member is about to send offsets of these partitions with a transaction.
 
-    ``coordinator_epoch`` is the leader epoch of the partition of that transaction's coordinator.
+    Until the transaction ends, no other member may fetch the committed offsets of the partitions.
+    ``coordinator_epoch`` is the leader epoch in which the transaction's coordinator leads its own partition.
     """
 
     ticket: int
@@ -112,9 +113,9 @@ class OffsetsDeleteRequested:
 
 @dataclass(frozen=True, slots=True)
 class HoldEnded:
-    """The event that the transaction of ``key`` in which ``producer_id`` took part is over.
+    """The event that a transaction is over: the transaction of ``key`` in which ``producer_id`` took part.
 
-    The hold that this transaction had on offsets of the group ends.
+    All members may again fetch the group's offsets that they could not fetch because of this transaction.
     """
 
     group: str

@@ -98,7 +98,7 @@ class Member:
         return grouped
 
     def report(self, named: tuple[TopicPartitions, ...]) -> None:
-        """Record the partitions in the member's heartbeat.
+        """Record the owned partitions that a heartbeat of the member reports.
 
         Usually they are the same as in the last heartbeat or response.
         """

@@ -56,9 +56,10 @@ State = Mapping[GroupKey, GroupValue]
 
 
 def commit(group: Group, request: CommitRequested, draft: GroupDraft, now_ms: int, *, handover_ms: int) -> bool:
-    """Commit offsets of a member, or hand the offsets of a transaction over. Return False if nothing changes.
+    """Commit offsets that a member has sent, or that a transaction coordinator has sent for a committed transaction.
 
-    ``handover_ms`` is the time for which a repeated handover is recognized.
+    Return False if nothing changes. A transaction coordinator may repeat its request. For ``handover_ms`` after the
+    offsets were committed, a repetition changes nothing.
     """
     if request.transaction is not None:
         key, decision = request.transaction
@@ -84,7 +85,10 @@ def commit(group: Group, request: CommitRequested, draft: GroupDraft, now_ms: in
 
 
 def hold(group: Group, request: HoldRequested, draft: GroupDraft, now_ms: int) -> None:
-    """Hold the offsets of partitions for a transaction. A further request of the same producer adds partitions."""
+    """Prevent other members from fetching the offsets of partitions until a transaction ends.
+
+    A further request of the same producer adds partitions.
+    """
     refusal = group.refuses_commit(request)
     if refusal is not None:
         draft.answers.append(Respond(request.ticket, refusal))
@@ -109,7 +113,10 @@ def hold(group: Group, request: HoldRequested, draft: GroupDraft, now_ms: int) -
 
 
 def end_hold(group: Group, event: HoldEnded, draft: GroupDraft) -> None:
-    """End the hold of a transaction that is over, unless the hold now belongs to another producer."""
+    """Let other members fetch the offsets that were held for a transaction, because the transaction is over.
+
+    Do nothing if the hold of this transactional key now belongs to another producer.
+    """
     key = HoldKey(FORMAT_VERSION, group.key, event.key)
     known = draft.changes.get(key, group.state.get(key))
     if isinstance(known, Hold) and known.producer_id == event.producer_id:
@@ -203,8 +210,8 @@ def _holds(
 def refuses_fetch(group: str, state: State, member_id: str, epoch: int, partitions: Collection[tuple[str, int]]) -> str:
     """Return why a member may not fetch the offsets of these partitions from this coordinator, or an empty string.
 
-    Only the committed state is considered. If this coordinator has been replaced without knowing it, its pending
-    changes will never be committed, and it does not know later commits.
+    The answer follows from the changes that are committed in the log. A pending change does not count, because it may
+    never be committed: another coordinator may have replaced this one without its knowledge.
     """
     member = state.get(MemberKey(FORMAT_VERSION, group, member_id))
     now = state.get(EpochKey(FORMAT_VERSION, group))

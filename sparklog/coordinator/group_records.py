@@ -1,7 +1,8 @@
 """Records that a group coordinator writes to its partition of the internal topic and reads back.
 
-Each offset, each member, the group's epoch, the last handover of each transaction, and each hold has its own record. A
-record has all data of its key, so the newest record of each key is enough.
+Each offset, each member and the group's epoch has its own record. For each transactional key, one record names the last
+transaction whose offsets the group has committed (``Handover``), and another one protects the offsets that an open
+transaction may still commit (``Hold``). A record has all data of its key, so the newest record of each key is enough.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ class OffsetKey(msgspec.Struct, frozen=True, array_like=True, tag="offset"):
 
 
 class HandoverKey(msgspec.Struct, frozen=True, array_like=True, tag="handover"):
-    """The key of the record of a handover of a transaction's offsets. ``key`` is the transactional key."""
+    """The key of a ``Handover`` record. ``key`` is the transactional key."""
 
     version: int
     group: str
@@ -38,9 +39,10 @@ class CommittedOffset(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Handover(msgspec.Struct, frozen=True, array_like=True):
-    """The record of the last handover of a transactional key's offsets to the group.
+    """The record that the group has committed offsets that a transaction coordinator sent for a committed transaction.
 
-    ``decision`` is the number of the decision whose offsets were accepted.
+    There is one record per transactional key, for the last such transaction. ``decision`` is the number of the
+    coordinator's decision to commit the transaction. ``commit_ms`` is in milliseconds since the Unix epoch.
     """
 
     version: int
@@ -60,13 +62,14 @@ class HoldKey(msgspec.Struct, frozen=True, array_like=True, tag="hold"):
 
 
 class Hold(msgspec.Struct, frozen=True, array_like=True):
-    """The record that no other member may fetch the offsets of these partitions until a transaction ends.
+    """A hold: until a transaction ends, only the member that takes part in it may fetch certain offsets of the group.
 
-    The member ``member_id`` sends the offsets with the transaction of ``producer_id``. ``partitions`` are pairs of
-    topic and number. If the member itself gets one of the partitions in an epoch after ``member_epoch``, it must wait
-    for the end of the hold as other members do. ``coordinator_epoch`` is the leader epoch of the transaction's
-    coordinator when the hold began. A coordinator with an earlier epoch may not know the transaction and cannot report
-    its end.
+    The offsets are those of ``partitions`` (pairs of topic and number). The member ``member_id`` sends them with the
+    transaction of ``producer_id``. If the member loses one of the partitions and gets it again in an epoch after
+    ``member_epoch``, it must wait for the end of the transaction like every other member.
+
+    ``coordinator_epoch`` is the leader epoch of the transaction's coordinator when the hold began. A coordinator with
+    an earlier leader epoch must not report the end of the transaction, because it may not know the transaction.
     """
 
     version: int
@@ -128,7 +131,7 @@ class MemberKey(msgspec.Struct, frozen=True, array_like=True, tag="member"):
 
 
 class About(msgspec.Struct, frozen=True, array_like=True):
-    """The data that a member reports about itself, with the meanings of the fields of ``messages.Heartbeat``."""
+    """The data that a member reports about itself. The fields have the same meaning as in ``messages.Heartbeat``."""
 
     topics: tuple[str, ...] = ()
     pattern: str = ""

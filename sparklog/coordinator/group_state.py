@@ -26,8 +26,9 @@ from sparklog.coordinator.membership import Membership
 class GroupSettings:
     """The settings of consumer groups.
 
-    A group without members expires ``retention_ms`` after its last commit or the departure of its last member. For
-    ``handover_ms``, the group recognizes a repeated handover of a transaction's offsets and ignores it.
+    A group without members expires ``retention_ms`` after its last commit or the departure of its last member,
+    whichever is later. A transaction coordinator may repeat the request that commits the offsets of a transaction. The
+    group recognizes a repetition, and ignores it, for ``handover_ms`` after it committed these offsets.
     """
 
     retention_ms: int = 7 * 86_400_000
@@ -112,8 +113,8 @@ class Group:
     def postpone(self, late_ms: int, now_ms: int, informed: Set[str] | None = None) -> None:
         """Extend the members' deadlines after the coordinator was unavailable for ``late_ms``.
 
-        If ``informed`` is given, only these members and members with a waiting heartbeat get more time. Classic groups
-        ignore ``informed``.
+        If ``informed`` is given, only some members get more time: those in ``informed``, whose responses were delayed,
+        and those with a waiting heartbeat. In a classic group all members get more time.
         """
         if self.classic is not None:
             self.classic.step(Delayed(late_ms), now_ms)
@@ -122,7 +123,7 @@ class Group:
 
     @property
     def last_commit_ms(self) -> int:
-        """Return the time of the last commit, or of the departure of the last member."""
+        """Return the time of the last commit or of the departure of the last member, whichever is later."""
         return max((value.commit_ms for value in self.state.values() if not isinstance(value, MemberState)), default=0)
 
     @property

@@ -27,7 +27,8 @@ class Target(NamedTuple):
 class TargetInputs:
     """The inputs for the computation of a target: members, topics, current owners of partitions, and the last target.
 
-    The mappings are copies that do not change. The identity of this object shows to which computation a result belongs.
+    The mappings are copies that do not change. Each computation has its own object. Its result is returned with the
+    object, so that an outdated result can be recognized.
     """
 
     subscribers: Mapping[str, Subscriber]

@@ -217,13 +217,16 @@ class Groups(CoordinatorCore[Group, GroupDraft]):
     def refuses_fetch(self, group: str, member_id: str, epoch: int, partitions: Collection[tuple[str, int]]) -> str:
         """Return why a member may not fetch the offsets of these partitions from this coordinator, or an empty string.
 
-        Only the committed state is considered. If this coordinator has been replaced without knowing it, its pending
-        changes will never be committed, and it does not know later commits.
+        The answer follows from the changes that are committed in the log. A pending change does not count, because it
+        may never be committed: another coordinator may have replaced this one without its knowledge.
         """
         return group_offsets.refuses_fetch(group, self._state(group), member_id, epoch, partitions)
 
     def holds(self, group: str, member_id: str, partitions: Iterable[tuple[str, int]]) -> list[tuple[str, Hold]]:
-        """Return the holds that prevent ``member_id`` from fetching offsets, each with the key of its transaction."""
+        """Return the holds that prevent ``member_id`` from fetching offsets, each with the key of its transaction.
+
+        A hold keeps offsets from other members while an open transaction may still commit newer offsets.
+        """
         return group_offsets.holds(group, self._state(group), member_id, partitions)
 
     def held(self, group: str, member_id: str, partitions: Iterable[tuple[str, int]]) -> Set[tuple[str, int]]:

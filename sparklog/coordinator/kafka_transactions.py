@@ -33,8 +33,8 @@ from sparklog.protocol.fields import MAX_ENTRIES
 def init(entry: TransactionEntry, request: KafkaInitRequested, *, now_ms: int) -> TransactionDraft | Refused:
     """Return the change of state that gives the producer its id and epoch.
 
-    If a transaction is open, the change aborts it, and the caller handles the request again after its end. The entry's
-    transaction must not be ending.
+    If a transaction is open, the change aborts it instead. The caller then handles the request again after the
+    transaction has ended. Do not call this function while a transaction is being committed or aborted.
     """
     now = entry.transaction
     kafka = now.kafka

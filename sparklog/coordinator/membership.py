@@ -124,7 +124,7 @@ class Membership:
     def restore(self, state: Mapping[GroupKey, GroupValue], now_ms: int, *, delay_ms: int = 0) -> None:
         """Start from the committed state, or reset to it.
 
-        Until the next target members keep the partitions that they own. The next target is computed after ``delay_ms``
+        Members keep the partitions that they own until the next target assignment, which is computed after ``delay_ms``
         at the earliest.
         """
         before, self.members = self.members, {}
@@ -271,8 +271,8 @@ class Membership:
     def postpone(self, late_ms: int, informed: Set[str] | None = None) -> None:
         """Extend the members' deadlines after the coordinator itself was unavailable for ``late_ms``.
 
-        If ``informed`` is given, only these members and members with a waiting heartbeat get more time. The other
-        members could have sent a heartbeat meanwhile.
+        If ``informed`` is given, only some members get more time: those in ``informed``, whose responses were delayed,
+        and those with a waiting heartbeat. The other members get none, because they could have sent a heartbeat.
         """
         for member in self.members.values():
             if informed is None or member.held is not None or member.member_id in informed:

@@ -37,7 +37,10 @@ ONCE_PREFIX = "write:"
 
 
 class TopicVersion(msgspec.Struct, frozen=True, array_like=True):
-    """The greatest version that is committed in the topic with this id. ``used_ms`` is the time of that commit."""
+    """The greatest number of a sink's transaction (version) that is committed in the topic with this id.
+
+    ``used_ms`` is the time of that commit, in milliseconds since the Unix epoch.
+    """
 
     topic_id: str
     version: int
@@ -68,10 +71,11 @@ class KafkaProducer(msgspec.Struct, frozen=True, array_like=True):
         )
 
     def raised(self, fresh_id: int = -1) -> KafkaProducer | None:
-        """Return the producer in its next epoch, after a request of this producer.
+        """Return the producer with its epoch raised by one, because the producer itself sent a request for that.
 
-        ``fresh_id`` is an unused producer id, which replaces the present one if the epochs are used up. Return None if
-        a fresh id is needed and missing.
+        The old id and epoch are kept, so that a repetition of the request is recognized. ``fresh_id`` is an unused
+        producer id, which replaces the present one if the epochs are used up. Return None if a fresh id is needed and
+        missing.
         """
         producer_id, epoch = self.producer_id, self.epoch + 1
         if self.epoch >= LAST_EPOCH:
@@ -83,7 +87,7 @@ class KafkaProducer(msgspec.Struct, frozen=True, array_like=True):
         )
 
     def fenced(self) -> KafkaProducer | None:
-        """Return the producer in the epoch that fences it. Return None if the epochs are used up."""
+        """Return the producer with its epoch raised by one, which fences it. Return None if the epochs are used up."""
         found = self.raised()
         return None if found is None else msgspec.structs.replace(found, last_producer_id=-1, last_epoch=-1)
 
@@ -123,16 +127,20 @@ class Transaction(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def decided_version(self) -> int:
-        """Return the greatest version whose commit is decided. Its markers may not be written yet.
+        """Return the greatest version (number of a sink's transaction) that is decided to be committed.
 
-        Return -1 if versions count for each topic (``by_topic``).
+        The markers of this transaction may not be written yet. Return -1 if each topic has its own last version
+        (``by_topic``).
         """
         if self.by_topic:
             return UNNUMBERED
         return max(self.last_version, self.version) if self.state == COMMITTING else self.last_version
 
     def version_in(self, topic_id: str) -> int:
-        """Return the greatest committed version of the topic with this id, or ``decided_version`` for an empty id."""
+        """Return the greatest version (number of a sink's transaction) that is committed in the topic with this id.
+
+        For an empty id, return ``decided_version``.
+        """
         if not topic_id:
             return self.decided_version
         return max((found.version for found in self.versions if found.topic_id == topic_id), default=UNNUMBERED)
@@ -141,7 +149,10 @@ class Transaction(msgspec.Struct, frozen=True, array_like=True):
         return tuple(found for found in self.versions if found.used_ms > at_ms)
 
     def fencing(self, run_id: str) -> tuple[str, ...]:
-        """Return the ids of the fenced runs, with ``run_id`` added. Only the newest ``FENCED_KEPT`` are kept."""
+        """Return the ids of fenced runs with ``run_id`` added, at most the newest ``FENCED_KEPT``.
+
+        A run is one start of a query, or a producer from its start to its end.
+        """
         if not run_id or run_id in self.fenced:
             return self.fenced
         return (*self.fenced, run_id)[-FENCED_KEPT:]

@@ -43,9 +43,10 @@ _GroupOffsets = tuple[tuple[str, tuple[GroupOffset, ...]], ...]
 def known_outcome(entry: TransactionEntry, request: EndRequested) -> Outcome | None:
     """Return the outcome of an EndTransaction request, or None if it needs a decision or must wait for one.
 
-    The first durable decision about a version counts. A repetition of the request that caused this decision succeeds. A
-    replay of a committed version that wrote nothing succeeds. An abort of a committed version succeeds as well, without
-    effect: Spark calls abort if the commit call failed, even if the decision to commit was made.
+    A version is the number of a sink's transaction. The first durable decision about a version counts. A repetition of
+    the request that caused this decision succeeds. A commit of a version that is already committed succeeds if the
+    repeated transaction has no records. An abort of a committed version succeeds as well, without effect: Spark calls
+    abort if the commit call failed, even if the decision to commit was made.
     """
     now = entry.transaction
     numbered = request.version != UNNUMBERED
@@ -140,7 +141,8 @@ def decide(
 ) -> TransactionDraft:
     """Return the change of state that records the decision to commit or abort the open transaction.
 
-    If ``fence`` is true, the change also fences the run that opened the transaction.
+    If ``fence`` is true, the change also fences the run (the producer, or the start of a query) that opened the
+    transaction.
 
     If there are no markers to write and no offsets to hand over, the same change ends the transaction.
     """
@@ -184,9 +186,9 @@ def _raised(entry: TransactionEntry, winners: tuple[int, ...], now_ms: int) -> t
 
 
 def fenced_early(entry: TransactionEntry, request: EndRequested, *, now_ms: int) -> TransactionDraft:
-    """Return the change of state for an abort by a run that has not begun a transaction.
+    """Return the change of state for an abort by a producer or a query that has not begun a transaction.
 
-    For a run of a sink (one start of a query), the change fences the run, so that its later tasks are refused. For a
+    For a query, the change fences this start of the query (its run), so that its later tasks are refused. For a
     producer, whose request has no version, nothing changes.
     """
     now = entry.transaction
@@ -208,7 +210,11 @@ def unchanged(entry: TransactionEntry, *answers: Respond) -> TransactionDraft:
 
 
 def empty_version(entry: TransactionEntry, request: EndRequested, *, now_ms: int) -> TransactionDraft:
-    """Return the change of state that commits a version without records, for a run that has begun no transaction."""
+    """Return the change of state that commits a sink's transaction without records.
+
+    No task of the query wrote records, so the transaction was not begun. The change only records its number
+    (``version``) as the last committed one.
+    """
     now = entry.transaction
     over = replace(
         now,

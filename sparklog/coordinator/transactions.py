@@ -6,10 +6,10 @@ every registered partition, and ends. All state is in the log of the coordinator
 appends a change. After the commit it applies the change, sends the resulting effects and responds. A new leader of the
 partition therefore reads the log and continues; it may repeat only effects that are safe to repeat.
 
-A *run* is one life of a producer or one start of a query. A new run id fences all earlier runs of the key. The
-transactions of a sink are numbered by *version*. A version at or below the last committed one is a replay and is not
-written again. The last version is that of the key or, if versions count by topic, that of each topic. Source: KIP-98,
-KIP-890; runs and versions are sparklog's own.
+A producer has a new *run* id each time it is created, and a query has a new run id each time it is started. A new run
+id fences all earlier runs of the key. The *version* is the number of a sink's transaction. A transaction with a version
+at or below the last committed one is a replay, and its records are not written again. Either the key has one last
+committed version, or each topic has its own. Source: KIP-98, KIP-890; runs and versions are sparklog's own.
 """
 
 from __future__ import annotations
