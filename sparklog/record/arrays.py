@@ -1,6 +1,6 @@
 """Functions that make Arrow arrays without ``pa.array``, ``pa.scalar`` and ``Schema.empty_table``.
 
-Those pyarrow functions, and ``Array.to_numpy``, load pandas, to recognise pandas' objects. That takes a fifth of a
+Those pyarrow functions, and ``Array.to_numpy``, load pandas, to recognize pandas' objects. That takes a fifth of a
 second for the first table of a process, and 60 MB in a broker that would otherwise not load pandas.
 """
 
@@ -13,9 +13,9 @@ import pyarrow as pa
 
 
 def array_of(values: np.ndarray, kind: pa.DataType) -> pa.Array:
-    """Return ``values`` as an Arrow array of type ``kind``, without nulls and in the same memory.
+    """Return ``values`` as an Arrow array of type ``kind``. The array has no nulls.
 
-    The values must have the width of the type.
+    The values must have the width of the type. If they are contiguous in memory, they are not copied.
     """
     return pa.Array.from_buffers(kind, len(values), [None, pa.py_buffer(np.ascontiguousarray(values))])
 
@@ -29,7 +29,7 @@ def scalar_of(value: int, kind: pa.DataType) -> pa.Scalar:
 
 
 def binary_of(values: Sequence[bytes | None], kind: pa.DataType | None = None) -> pa.Array:
-    """Return ``values`` as an array of ``kind``, which is a binary or string type.
+    """Return ``values`` as an array of ``kind``, which is a binary or string type. None means ``pa.binary()``.
 
     The values must have less than 2 GiB in total.
     """

@@ -108,7 +108,7 @@ def encode_batch(
 
 
 def batch_without_records(body: pa.Buffer, *, schema_id: int, offset_span: int, flags: int) -> EncodedBatch:
-    """Return a batch without records that covers ``offset_span`` offsets. ``body`` is a message with zero rows."""
+    """Return a batch that has no records but covers ``offset_span`` offsets. ``body`` is a message with zero rows."""
     header = BatchHeader(
         base_offset=0,
         position=0,

@@ -39,7 +39,7 @@ _CODECS = int(Flag.LZ4 | Flag.ZSTD)
 class CompactedBatch(NamedTuple):
     """A new batch that compaction has made, and that is not in a file yet.
 
-    Its ``header`` does not have the right position, running maximum and first-of-segment flag before that.
+    The position, the running maximum and the first-of-segment flag in ``header`` are wrong until the batch is written.
     """
 
     header: BatchHeader

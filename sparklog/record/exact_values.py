@@ -52,9 +52,10 @@ class ValueRefusedError(Exception):
         self.row = row
 
     def inside(self, part: str) -> ValueRefusedError:
-        """Return this error as an error of the enclosing value.
+        """Return the same error with a path that begins at the enclosing value.
 
-        ``part`` is the step from the enclosing value to the value of this error. This step is put before the path.
+        ``part`` is the step from the enclosing value to the value of this error. The new path is this step and then the
+        old path.
         """
         return ValueRefusedError(self.reason, self.value, path=part + self.path, row=self.row)
 

@@ -137,8 +137,9 @@ def pack_placed(
 ) -> bytes:
     """Return the encoded header of a producer's batch with the fields that the leader sets at the append.
 
-    The leader must not change timestamps or flags. The result is the same as from ``pack`` on a header with these
-    fields, but this function is faster because it does not create that header.
+    The timestamps and flags stay as the producer set them, so do not use this function if the leader must change them.
+    The result is the same as from ``pack`` on a header with these fields, but this function is faster because it does
+    not create that header.
     """
     head = _FIELDS.pack(
         base_offset,

@@ -172,7 +172,11 @@ def counted_bytes(message: BatchMessage, source: ReadOnly) -> int:
 
 
 def unpacked_bytes(header: BatchHeader, body: memoryview) -> int:
-    """Return the size of a batch after decompression. Raise BrokerError CORRUPT_MESSAGE."""
+    """Return the size of a batch after decompression.
+
+    Raises:
+        BrokerError: CORRUPT_MESSAGE if the batch is compressed and its message is damaged.
+    """
     if not header.flags & _COMPRESSED:
         return len(body)
     message = body[: header.length]

@@ -325,7 +325,10 @@ def _plain_cells(cells: pa.Array, kind: pa.DataType) -> pa.Array | None:
 
 
 def plain_texts(texts: pa.Array, kind: pa.DataType) -> pa.Array | None:
-    """Return the texts as an array of ``kind`` if Arrow can cast all of them; otherwise None. Raises Arrow's errors."""
+    """Return the texts as an array of ``kind``, or None if Arrow's cast might not convert all of them exactly.
+
+    If the cast is used and a text has an invalid value, this function raises Arrow's error.
+    """
     if types.is_integer(kind):
         return texts.cast(kind) if _all_match(texts, _PLAIN_INTEGER) else None
     if types.is_float64(kind):

@@ -2,7 +2,8 @@
 
 In the body of a RecordBatch message the buffers of a column are adjacent, and each buffer is compressed separately or
 not at all. So a projection takes the bytes of the chosen columns unchanged, and puts new metadata before them
-(``batch_metadata``). Adjacent columns form one run. Long runs are not copied.
+(``batch_metadata``). The bytes of adjacent columns are one piece. Large projections are not copied: their pieces are
+views of the stored batch.
 
 A projected batch has its own header, with ``Flag.PROJECTED``, its length and its CRC. A projected batch is never
 stored: followers do not receive it, and producers must not send it. This module is pure.
@@ -145,8 +146,8 @@ def project_batch(
     ``header.stored_bytes`` bytes.
 
     ``kept`` are the running CRCs that an earlier projection of this batch returned, with a plan of the same schema.
-    With them, this reads no columns and verifies only the message's metadata. If the metadata has changed, it verifies
-    the whole batch.
+    With them, this function reads no columns and verifies only the message's metadata. If the metadata has changed, the
+    function verifies the whole batch.
 
     Raises:
         BrokerError: CORRUPT_MESSAGE if the stored batch has a wrong CRC or does not fit its schema.

@@ -53,7 +53,7 @@ def place_batch(
 
 
 def place_nothing(schema: pa.Schema, *, begin: int, end: int, schema_id: int) -> list[EncodedBatch]:
-    """Return batches without records that cover the offsets ``[begin, end)``.
+    """Return batches that cover the offsets ``[begin, end)`` but have no records.
 
     The list is empty if the range is empty.
     """

@@ -58,7 +58,7 @@ def parse_schema(message: bytes) -> pa.Schema:
     """Return the schema of an IPC Schema message.
 
     The result is cached: the same bytes give the same object. For the default schema the result is the object
-    ``DEFAULT_SCHEMA`` itself, so callers can recognise this schema by ``is`` and need not compare columns.
+    ``DEFAULT_SCHEMA`` itself, so callers can recognize this schema by ``is`` and need not compare columns.
 
     Raises:
         BrokerError: CORRUPT_MESSAGE if the bytes are not exactly one Schema message, SCHEMA_MISMATCH if it has types

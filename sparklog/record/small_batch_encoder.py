@@ -107,9 +107,10 @@ class BinaryParts(NamedTuple):
 
 
 def body_of_columns(count: int, key: BinaryParts, value: BinaryParts, times: bytes) -> bytes:
-    """Return the body of a batch of ``count`` records without headers, in which the values are copied once.
+    """Return the body of a batch of ``count`` records without headers.
 
-    ``times`` are the timestamps as they are stored: 64 bits each, little-endian.
+    The function copies keys and values only once. ``times`` are the timestamps as they are stored: 64 bits each,
+    little-endian.
     """
     sizes = small_batch_buffer_sizes(count, (key.nulls, value.nulls), (key.length, value.length))
     parts: list[Buffer] = [small_batch_metadata(count, (key.nulls, value.nulls), sizes)]

@@ -1,1 +1,1 @@
-"""The storage of one disk: batches in segments, segments in logs, logs in a log directory."""
+"""The files of a broker: a log directory has logs, a log has segments, and a segment has batches."""

@@ -1,8 +1,8 @@
 """The append of a single plain batch to the active segment, which is the usual case if few requests are in flight.
 
 A plain batch needs no decision: the segment does not roll, the leader epoch is the same, and the batch is neither a
-marker nor transactional. Its producer has set its timestamps. If a topic has no event-time column, the leader sets the
-timestamps (``NO_TIMESTAMP``). Then only followers use this path.
+marker nor transactional. Its producer has set its timestamps. In a topic without an event-time column, producers send
+``NO_TIMESTAMP`` and the leader sets the timestamps. Then only followers use this path.
 
 All other batches are appended by ``append_plan``. A plan would append a plain batch in the same way, and a test
 compares both ways. But a plan takes 5 us more for each append: one twentieth of the processor time that client and

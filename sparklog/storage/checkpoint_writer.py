@@ -1,8 +1,8 @@
 """The writer of a log directory's checkpoint, and the steps that must wait until a checkpoint is durable.
 
 A checkpoint has one entry for each log with records. Only the entries of changed logs are renewed. Any thread may write
-the checkpoint. A durable checkpoint has two consequences: the new logs in the checkpoint are ``named``, and segments
-below the log start offsets in the checkpoint may be deleted.
+the checkpoint. When a checkpoint is durable, the replicas of the new logs in it may confirm and commit records
+(``CheckpointWriter.name_logs``), and the segments below the log start offsets in it may be deleted.
 """
 
 from __future__ import annotations
@@ -65,21 +65,22 @@ class CheckpointWriter:
 
     @property
     def names_logs(self) -> bool:
-        """Return whether a new log must be in a durable checkpoint before its replica may confirm or commit records.
+        """Return whether ``name_logs`` was called.
 
-        See ``name_logs``.
+        If so, the replica of a new log may confirm or commit records only when a durable checkpoint has the log.
         """
         return self._on_unnamed is not None
 
     def name_logs(self, on_unnamed: Callable[[], None]) -> None:
-        """Let a new log's replica confirm or commit records only after the log is in a durable checkpoint.
+        """Call ``on_unnamed`` for each log that gets a directory, because the log is in no durable checkpoint yet.
 
-        Before that, the replica's fetches confirm no records, and as a leader the replica commits no records. So the
-        next start can distinguish a lost log from a log that never had records. Both lack a directory, but only the
-        lost log is in the checkpoint.
+        Call it now too if there is such a log. The caller of this method then writes a checkpoint and calls
+        ``consume_named``. Until then ``Log.named`` is false. As a follower, the log's replica does not fetch, because a
+        fetch confirms to the leader that the replica has all records below the fetch offset. As a leader, the replica
+        commits no records.
 
-        ``on_unnamed`` is called when a log has a directory, but is in no durable checkpoint. The caller then writes a
-        checkpoint and calls ``consume_named``.
+        So the next start can distinguish a lost log from a log that never had records. Both lack a directory, but only
+        the lost log is in the checkpoint.
         """
         self._on_unnamed = on_unnamed
         if self.unnamed:
@@ -103,7 +104,7 @@ class CheckpointWriter:
     def consume_named(self) -> list[Log]:
         """Find the logs that were added to a durable checkpoint since the last call, and return them.
 
-        This method also marks the logs as named (``Log.named``): a durable checkpoint has entries for the logs.
+        This method also sets ``Log.named`` of these logs to true, because a durable checkpoint has their entries.
         """
         with self._lock:
             found, self._newly_named = self._newly_named, []

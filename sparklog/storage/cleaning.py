@@ -186,7 +186,7 @@ class CleanJob:
         If the table fills its memory and cannot spill to disk, it gets only the first keys.
 
         Raises:
-            OSError, StorageError, BrokerError: the disk failed, its content is damaged, or the job was cancelled.
+            OSError, StorageError, BrokerError: the disk failed, its content is damaged, or the job was canceled.
         """
         try:
             for segment in self.segments:
@@ -247,7 +247,7 @@ class CleanJob:
     def rewrite(self, group: Sequence[SegmentFacts]) -> Replacement | None:
         """Write a new segment that replaces the segments of ``group``, and record this replacement on disk.
 
-        Return None if the compaction of the group would change nothing, or if the job is cancelled.
+        Return None if the compaction of the group would change nothing, or if the job is canceled.
 
         Raises:
             OSError: the disk failed or is full.
@@ -388,7 +388,7 @@ class CleanJob:
     def finish(self, now_ms: int) -> CleanerState | None:
         """Write the log's new compaction state durably, and return it.
 
-        Return None if the job was cancelled. Raises OSError.
+        Return None if the job was canceled. Raises OSError.
         """
         state = self._state.cleaned(self.map_end, now_ms, horizon=self.due.horizon, deletes=self.tally.deletes)
         with self._by_path:

@@ -1,6 +1,6 @@
-"""The highest numbers that a broker has seen in its cluster: ``cluster-seen`` in the root of a log directory.
+"""The file ``cluster-seen`` in a log directory, with the highest epochs and ids that the broker has received.
 
-ZooKeeper has these counters. If ZooKeeper is restored from an older backup, its counters decrease, and only a log
+They are counters in ZooKeeper. If ZooKeeper is restored from an older backup, the counters decrease, and only a log
 directory can show that. The file is replaced atomically, and its new content is durable on return. A missing or damaged
 file shows nothing about ZooKeeper.
 """
@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 
 
 class ClusterSeen(msgspec.Struct, frozen=True):
-    """The content of the file ``cluster-seen``: the highest numbers that the broker has seen in its cluster.
+    """The content of the file ``cluster-seen``: the highest epochs and ids that the broker has received.
 
     ``controller_id`` is the controller of ``controller_epoch``. ``incarnation`` is the highest incarnation that this
     broker got from ZooKeeper. ``producer_ids`` is the end of the highest block of producer ids that this broker

@@ -19,10 +19,10 @@ until the broker's registration reports it, because a process that found damaged
 A doubt is also recorded when the disk fails. After a failed fsync the kernel counts the pages as written and shows them
 to the next process, but the disk may not have them. The boot id alone would then show a trusted directory.
 
-A broker writes the name of each new log to the checkpoint before the log's replica confirms or commits records
-(``CheckpointWriter.name_logs``). After the first such checkpoint, ``running`` records that the broker follows this
-rule. From then on a log that is named in the checkpoint and missing on disk is lost, and an unreadable checkpoint puts
-all logs in doubt.
+A broker adds each new log to the checkpoint before the log's replica confirms records as a follower or commits records
+as a leader (``CheckpointWriter.name_logs``). After the first such checkpoint, ``running`` records that the broker
+follows this rule. From then on a log that is in the checkpoint but not on disk is lost, and an unreadable checkpoint
+puts all logs in doubt.
 """
 
 from __future__ import annotations
@@ -161,9 +161,10 @@ class DirectoryTrust:
                 mark_failed(self._disk, self._path, mark)
 
     def set_names_complete(self, complete: bool) -> None:
-        """Set whether the checkpoint has an entry for each log whose replica may have confirmed or committed records.
+        """Set whether each log with records that count for a commit has an entry in the checkpoint.
 
-        The next write of the file ``running`` records this.
+        Records count if the log's replica has confirmed them to the leader, as a follower, or has committed them, as a
+        leader. The next write of the file ``running`` records this.
         """
         self.names_complete = complete
 

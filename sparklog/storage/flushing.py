@@ -1,8 +1,8 @@
 """A periodic flush: a thread fsyncs the records that a log has when the flush begins, while appends continue.
 
 ``FlushJob.run`` runs in a thread. Then ``LogDurability.flush_finished``, on the event loop, moves the log's recovery
-point. If the log is truncated or segments are deleted in the meantime, the job is cancelled. The fsyncs of a cancelled
-job do not move the recovery point, and a file that a cancelled job does not find is not reported as a failure of the
+point. If the log is truncated or segments are deleted in the meantime, the job is canceled. The fsyncs of a canceled
+job do not move the recovery point, and a file that a canceled job does not find is not reported as a failure of the
 disk.
 """
 

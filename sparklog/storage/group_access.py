@@ -2,7 +2,8 @@
 
 The directories have mode 2750 and the files 0640. The kernel gives new files and directories the group of their
 directory, because of its set-group-id bit. The lock files stay closed, because a user who may open such a file could
-hold the lock. The logs of the broker also stay closed, because they have names of clients and topics of all users.
+hold the lock. The files ``broker.log``, ``broker.out`` and ``audit.log`` also stay closed, because they contain
+names of clients and topics of all users.
 """
 
 from __future__ import annotations

@@ -399,7 +399,7 @@ class Log:
         The result has the batches that end at or below ``end_offset`` and fit into ``max_bytes`` and ``max_batches``,
         but at least one batch if one ends at or below ``end_offset``. With ``for_follower`` the offset may be below the
         log start offset, down to the start of the first segment. With ``mapped`` the bodies may be views of files that
-        still grow. Later truncations do not change this part of the files in place.
+        still grow. Later truncations do not change the viewed bytes in place.
 
         Raises:
             BrokerError: OFFSET_OUT_OF_RANGE outside [log start, log end].
@@ -528,9 +528,11 @@ class Log:
     def truncate(self, offset: int, job: TruncationJob | None = None) -> int:
         """Truncate the log to ``offset``, or to the batch boundary below it, and return the new log end offset.
 
-        If ``offset`` is below all records, the log becomes empty, and its next record gets ``offset``. ``job`` is the
-        finished job that ``truncation.begin`` returned for this offset. Without a complete job this method copies the
-        files itself.
+        If ``offset`` is below all records, the log becomes empty, and its next record gets ``offset``.
+
+        A segment that readers may have mapped is not truncated in place: its remaining part is copied to new files.
+        ``job`` is the finished job that ``truncation.begin`` returned for this offset, which has made these copies.
+        Without a complete job this method makes them itself.
 
         Raises:
             StorageError: the log directory must go offline.

@@ -150,7 +150,7 @@ class LogCleaning:
     def _last_batches(self, now_us: int) -> frozenset[int]:
         """Return the base offsets of the last batch of each producer that is not expired.
 
-        Compaction keeps these batches even without records, so that retries are still recognised.
+        Compaction keeps these batches even without records, so that retries are still recognized.
         """
         expired_us = now_us - self._files.services.producer_id_expiration_ms * 1000
         return frozenset(
@@ -162,7 +162,7 @@ class LogCleaning:
     def replace_segments(self, job: CleanJob, replacement: Replacement) -> bool:
         """Replace the old segments of the log by the new segment that ``job`` wrote.
 
-        Return False if the job was cancelled in the meantime. A reader of an old segment can continue to read it.
+        Return False if the job was canceled in the meantime. A reader of an old segment can continue to read it.
 
         Raises:
             StorageError: the log directory must go offline.
@@ -181,7 +181,7 @@ class LogCleaning:
     def finished(self, job: CleanJob, state: CleanerState | None) -> None:
         """Record that ``job`` has ended.
 
-        ``state`` is the result of the job's ``finish``, or None if the job failed or was cancelled.
+        ``state`` is the result of the job's ``finish``, or None if the job failed or was canceled.
         """
         if self.job is not job:
             return

@@ -51,9 +51,9 @@ class LogContext:
     _preludes: dict[bytes, bytes] = field(default_factory=dict)
 
     def consume_moved(self) -> set[TopicPartition]:
-        """Return the set ``moved``, the logs that have changed since the last checkpoint.
+        """Return the partitions whose logs have changed since the last checkpoint, and forget them.
 
-        Replace it by an empty set.
+        These are the partitions in ``moved``, which is empty after this call.
         """
         moved, self.moved = self.moved, set()
         return moved

@@ -279,7 +279,7 @@ class LogDirectory:
 
     @property
     def counted(self) -> int:
-        """Return the broker's last recorded incarnation that was registered in ZooKeeper, or -1 if there is none."""
+        """Return the last incarnation that this directory records as registered in ZooKeeper, or -1 for none."""
         return self.seen_file.seen.incarnation
 
     def note_counted(self, incarnation: int) -> None:
@@ -480,8 +480,9 @@ class LogDirectory:
         return self._checkpoints.unnamed
 
     def name_logs(self, on_unnamed: Callable[[], None]) -> None:
-        """Let a new log's replica confirm or commit records only after the log is in a durable checkpoint.
+        """Call ``on_unnamed`` for each log that gets a directory, because the log is in no durable checkpoint yet.
 
+        From now on, the replica of a new log may confirm or commit records only when a durable checkpoint has the log.
         See ``CheckpointWriter.name_logs``.
         """
         self._checkpoints.name_logs(on_unnamed)
@@ -492,7 +493,7 @@ class LogDirectory:
     def consume_named(self) -> list[Log]:
         """Find the logs that were added to a durable checkpoint since the last call, and return them.
 
-        This method also marks the logs as named (``Log.named``): a durable checkpoint has entries for the logs.
+        This method also sets ``Log.named`` of these logs to true, because a durable checkpoint has their entries.
         """
         return self._checkpoints.consume_named()
 
@@ -567,9 +568,11 @@ class LogDirectory:
     def close(self, *, process_ends: bool = False) -> None:
         """Close all files and unlock the directory.
 
-        If ``write_clean_marker`` was not called before, the next start treats this as a crash. With ``process_ends``
-        only compacted logs are closed, because a cleaner may be reading them. Closing ten thousand logs would take a
-        tenth of a second.
+        If ``write_clean_marker`` was not called before, the next start treats this as a crash.
+
+        ``process_ends`` means that the process ends next, which closes all files. Then this method closes only
+        compacted logs, because a cleaner may be reading them. It does not close the other logs, because closing ten
+        thousand logs would take a tenth of a second.
         """
         if self._closed:
             return

@@ -174,8 +174,8 @@ class LogDurability:
     def recovered(self, found: RecoveredLog, *, clean: bool) -> None:
         """Record what recovery truncated, and count the records that an earlier process appended and did not fsync.
 
-        ``flush.ms`` counts all these records as old as the newest batch. The flush of these records does not wait for
-        the next append. ``clean`` means that the earlier process stopped cleanly.
+        For ``flush.ms``, all these records have the age of the newest batch. The flush of these records does not wait
+        for the next append. ``clean`` means that the earlier process stopped cleanly.
         """
         last, offsets = self._files.chain.last, self._offsets
         self._clean = clean and not found.findings
@@ -205,7 +205,10 @@ class LogDurability:
             self.flush()
 
     def truncated(self) -> None:
-        """Record that the end of the log was truncated, or that only a partly written append was removed."""
+        """Record that files at the end of the log were truncated or removed.
+
+        Call this after each truncation of the log, and after the bytes of a failed append were removed.
+        """
         self._clean = self._untouched = False
         last = self._files.chain.last
         if last is not None:

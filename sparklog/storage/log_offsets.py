@@ -2,7 +2,7 @@
 
 This module is pure. Served means that a reader may have mapped the files up to this offset. Claimed means that,
 according to a checkpoint, the log has all records up to this offset. The parts of the log report what happened, and
-only this module changes the offsets. If an offset changes that is in the log's checkpoint entry, the log is added to
+only this module changes the offsets. If an offset in the log's checkpoint entry changes, the partition is added to
 ``LogContext.moved``.
 
 Invariants: log start <= high watermark <= log end; recovery point <= log end.
@@ -128,8 +128,8 @@ class LogOffsets:
         """Limit the offsets for the next checkpoint to at most ``end_offset``, before the log is truncated there.
 
         Return True if the checkpoint on disk may have an offset above ``end_offset``. Then the caller writes a
-        checkpoint and calls ``claims_lowered``. This object remembers the offsets of earlier checkpoints, because the
-        caller has already lowered the high watermark.
+        checkpoint and calls ``claims_lowered``. The offsets of earlier checkpoints count too, because the high
+        watermark may have been lowered since then.
         """
         if end_offset >= max(self._claimed_end, self.high_watermark, self.recovery_point):
             return False

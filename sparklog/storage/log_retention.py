@@ -120,7 +120,7 @@ class LogRetention:
 
         - the whole log is older than ``retention.ms``;
         - the log is compacted, a record of the segment is older than ``max.compaction.lag.ms``, and no batch has
-          arrived for ``_QUIET_US``.
+          arrived for half a second (``_QUIET_US``).
 
         The leader begins the new segment with a marker, which takes an offset. While batches arrive, the next batch
         begins the new segment, so no marker is necessary. A segment with only that marker does not roll. This method

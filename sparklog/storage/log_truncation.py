@@ -34,9 +34,9 @@ class LogTruncation:
         self._job: TruncationJob | None = None
 
     def begin(self, offset: int) -> TruncationJob | None:
-        """Return a job that makes the copies for a truncation to ``offset`` in a thread.
+        """Return a job that copies, in a thread, the part of a segment that a truncation to ``offset`` keeps.
 
-        Return None if no copies are needed.
+        Return None if the truncation needs no copy.
 
         The log does not change before the call of ``truncate``. Until then its high watermark must be at or below
         ``offset``, or equal to the log start offset if that is above ``offset``.
@@ -60,10 +60,7 @@ class LogTruncation:
         return self._job
 
     def cancel(self) -> None:
-        """Cancel the job of ``begin``, because the log will not be truncated with its copies.
-
-        Allow compactions again.
-        """
+        """Cancel the job of ``begin``, because its copies are no longer needed. Allow compactions again."""
         job, self._job = self._job, None
         self._cleaning.resume()
         if job is not None:

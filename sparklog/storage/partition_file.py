@@ -85,7 +85,7 @@ class PartitionFileJob:
     def run(self) -> None:
         """Write the file.
 
-        If the job is cancelled or the disk is full, ``done`` stays False, and the caller needs a new job.
+        If the job is canceled or the disk is full, ``done`` stays False, and the caller needs a new job.
 
         Raises:
             StorageError: the log directory must go offline.

@@ -1,4 +1,4 @@
-"""The producers of one log and their last batches, with which the leader recognises a retried batch as a duplicate.
+"""The producers of one log and their last batches, with which the leader recognizes a retried batch as a duplicate.
 
 This module is pure. A leader calls ``known`` before it appends. Leader and follower call ``record`` for every appended
 batch. For each producer id the table has the newest producer epoch and the last five batches of this epoch, because a
@@ -168,7 +168,7 @@ def _with_appended(
 
 
 class ProducerTable:
-    """A table of the producers of one log, which recognises retried batches. It does no I/O."""
+    """A table of the producers of one log, which recognizes retried batches. It does no I/O."""
 
     def __init__(self, entries: ProducerEntries | None = None, transactions: TransactionState | None = None) -> None:
         self._entries: dict[int, ProducerEntry] = dict(entries or {})

@@ -43,8 +43,8 @@ def derive_state(
 
     State files that do not match the log are removed durably, for example if the log was longer when they were written.
     Otherwise a later start would trust them after the log has grown to the same length again. ``has_epochs`` means that
-    the file ``leader-epochs`` exists. ``recovery_point`` is the offset below which that file may be trusted. None: it
-    must not be trusted.
+    the file ``leader-epochs`` exists. ``recovery_point`` is the offset below which that file may be trusted. None
+    means that the file must not be trusted.
 
     Raises:
         BrokerError, StorageError: the data on disk is damaged.

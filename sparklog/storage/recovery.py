@@ -102,7 +102,7 @@ def recover_log(
     offset.
 
     ``claimed`` is the offset up to which the log was committed or fsynced, according to the checkpoint. With
-    ``thorough`` recovery reads everything from the disk, and compares footers below the recovery point byte by byte.
+    ``thorough``, recovery reads everything from the disk, and compares footers below the recovery point byte by byte.
     This is necessary if the page cache was lost, or may show data that the disk does not have.
 
     Raises:

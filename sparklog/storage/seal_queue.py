@@ -101,7 +101,7 @@ class SealQueue:
     def drop_from(self, end: int) -> None:
         """Remove the state files for offsets above ``end``, because the log was truncated to ``end``.
 
-        The removal is durable on return. This method lists the directory, because a cancelled job may have written
+        The removal is durable on return. This method lists the directory, because a canceled job may have written
         files.
         """
         self._rolled = {base: entries for base, entries in self._rolled.items() if base <= end}

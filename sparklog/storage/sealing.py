@@ -73,7 +73,7 @@ class SealJob:
     def run(self) -> None:
         """Write the footer and make the segment durable.
 
-        If the job is cancelled or the disk is full, ``done`` stays False, and the segment needs a new job.
+        If the job is canceled or the disk is full, ``done`` stays False, and the segment needs a new job.
 
         Raises:
             StorageError: the log directory must go offline.

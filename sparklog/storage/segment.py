@@ -240,7 +240,7 @@ class Segment:
         return bisect_right(self.bases(), offset) - 1
 
     def reach(self, first: int, max_bytes: int, *, end_offset: int) -> int:
-        """Return the number after the last batch that a read returns if it begins with batch ``first``.
+        """Return the end of the range ``[first, end)`` of the batches that a read from batch number ``first`` returns.
 
         The read returns the batches that fit into ``max_bytes`` and end at or below ``end_offset``. It returns at least
         one batch even if that batch does not fit into ``max_bytes``. If batch ``first`` ends above ``end_offset``, the

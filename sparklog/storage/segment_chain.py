@@ -132,9 +132,10 @@ class SegmentChain:
     def truncate(self, end: int, *, served_end: int, job: TruncationJob | None = None) -> None:
         """Remove the batch at ``end`` and everything after it.
 
-        At least one batch remains. No file is truncated in place below ``served_end``, because a reader may have mapped
-        it. Batches that remain and were durable are still durable. The caller has cancelled the seal of the segment
-        that becomes the last one, so this segment may have a part of a footer. ``job`` may already have made the copy.
+        At least one batch remains. A file that is truncated below ``served_end`` is replaced by a copy of its remaining
+        part, because a reader may have mapped the file. If ``job`` has already made this copy, the copy is used.
+        Batches that remain and were durable are still durable. The caller has canceled the seal of the segment that
+        becomes the last one, so this segment may have a part of a footer.
         """
         keep = segment_at(self.segments, end - 1)
         for doomed in reversed(self.segments[keep + 1 :]):
@@ -164,9 +165,9 @@ class SegmentChain:
         self.count_sealed()
 
     def retire_below(self, log_start_offset: int) -> None:
-        """Remove the segments that end at or below the log start offset from the log, except the last segment.
+        """Retire the segments that end at or below the log start offset, except the last segment of the log.
 
-        The files of the removed segments stay until ``delete_retired``.
+        A retired segment no longer belongs to the log, but its files exist until ``delete_retired``.
         """
         while len(self.segments) > 1 and self.segments[0].end_offset <= log_start_offset:
             segment = self.segments.pop(0)

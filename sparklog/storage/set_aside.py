@@ -6,8 +6,8 @@
                                                 partition.json     and all other files, unchanged
 
 One rename moves a directory into ``set-aside/``, which needs no disk space, and one rename moves it out again. The
-number in the name is the wall clock's time, so several copies of one log are in order. The broker serves a copy again
-only if its ``set-aside.json`` is readable and says that the log is intact. Other entries are kept for an operator. This
+number in the name is the wall clock's time, so the entries of one log sort by time. The broker serves a log again only
+if its ``set-aside.json`` is readable and says that the log is intact. Other entries are kept for an operator. This
 module does not decide what may be deleted.
 
 Only the broker's event loop uses the object, but ``entries``, ``size_bytes`` and ``sync`` may run in any thread.

@@ -1,7 +1,7 @@
 """The inventory of a log directory, read while no broker is running.
 
 This module changes nothing. It reads the end and the last leader epoch of each log from the headers in the index files.
-Batches that a start would truncate are included.
+It also counts batches that the recovery of a starting broker would truncate.
 """
 
 from __future__ import annotations

@@ -54,9 +54,9 @@ class TruncationJob:
         self._ends = threading.Lock()
 
     def run(self) -> None:
-        """Make the copies.
+        """Copy the remaining part of the segment's files, and fsync the copies.
 
-        If the job is cancelled, the files have left the log, or the disk is full, ``done`` stays False.
+        If the job is canceled, the files have left the log, or the disk is full, ``done`` stays False.
 
         Raises:
             StorageError: the log directory must go offline.

@@ -41,9 +41,10 @@ MAX_TOPIC_BYTES = 900_000
 class BarrierJob(NamedTuple):
     """The state of the live driver's barrier job, the Spark job whose tasks supervise the brokers.
 
-    A generation is one run of the barrier job. ``awaited`` means that the newest generation has not reported yet. A
-    task of this generation may then be about to become the supervisor of a broker without a supervisor. ``at_work`` is
-    the generation that has reported. Without a live driver, the fields are False and None.
+    A generation is one run of the barrier job. ``awaited`` means that the newest generation has not yet written its
+    report to ZooKeeper. A task of this generation may then be about to become the supervisor of a broker without a
+    supervisor. ``at_work`` is the newest generation, if its report is in ZooKeeper. Without a live driver, the fields
+    are False and None.
     """
 
     awaited: bool = False
@@ -109,9 +110,10 @@ class ClusterStore:
 
         If the response of ZooKeeper is lost, one block is never used.
 
-        The block starts at the counter in ZooKeeper or at a minimum, whichever is higher. The minimum follows from
-        ``above`` and from ``now_s``, the wall-clock time in seconds. Without the minimum, a ZooKeeper that was restored
-        from an older copy would allocate ids a second time.
+        The block starts at the greatest of three numbers: the counter in ZooKeeper, ``above``, and a minimum that grows
+        with ``now_s``, the wall-clock time in seconds. ``above`` is the end of the highest block that the caller has
+        received, and is ignored if it is implausibly high for this time. If ZooKeeper was restored from an older copy,
+        the counter alone would allocate ids a second time.
         """
         while True:
             node = await self.session.get(paths.PRODUCER_IDS)
@@ -336,8 +338,9 @@ class ClusterStore:
     async def request_election(self, path: str, request: codecs.ElectionRequest) -> None:
         """Request that the controller elect leaders.
 
-        ``path`` is a path from ``paths.election``. The controller deletes this node after the elections. The node is
-        ephemeral, because an unclean election must not happen long after the process that requested it has ended.
+        ``path`` is the path of the request's node, a result of ``paths.election``. The controller deletes this node
+        after the elections. The node is ephemeral, because an unclean election must not happen long after the process
+        that requested it has ended.
         """
         await self.session.create(path, codecs.encode(request), ephemeral=True)
 

@@ -54,8 +54,8 @@ class ZkFormatError(ClusterError):
 class GenerationName(msgspec.Struct, frozen=True, order=True):
     """The driver epoch and the number that together identify one run (generation) of the driver's barrier job.
 
-    The driver's directive (its orders to a generation) and the generation's report contain them. This package decodes
-    only this part.
+    The driver's directive (its orders to a generation) and the generation's report contain these two numbers. This
+    package decodes no other field of directive and report.
     """
 
     driver_epoch: int
@@ -134,7 +134,9 @@ class ControllerNode(msgspec.Struct, frozen=True):
 
 
 class DriverNode(msgspec.Struct, frozen=True):
-    """The value of ``/driver``: the current driver process. If another driver starts, its error message names it.
+    """The value of ``/driver``: the current driver process.
+
+    If a second driver starts, it fails with an error that names the host and pid of the current one.
 
     ``start_time``, ``boot_id`` and ``pid_namespace`` distinguish the driver's process from a later process with the
     same pid, and from a process in another container. An earlier release omits these fields.

@@ -70,8 +70,8 @@ class ControllerLevels:
     async def brokers(self) -> tuple[BrokerRegistration, ...]:
         """Return the registrations of the live brokers.
 
-        A broker is untrusted if the node ``/brokers/untrusted/<id>`` exists. The value in its registration is ignored,
-        because a controller deletes that node when it trusts the broker again.
+        A broker is untrusted if the node ``/brokers/untrusted/<id>`` exists. The field ``trusted`` of its registration
+        is ignored, because a controller that trusts the broker again deletes only that node.
         """
         live = await self.cluster.live_brokers()
         marks = await self._read_children(paths.UNTRUSTED)

@@ -8,8 +8,8 @@ every member is unknown, as it would be for a member that was sent alone.
 No write waits only to fill a batch: the writes that are started in one iteration of the event loop form a batch. While
 ``_IN_FLIGHT`` batches are in flight, further writes accumulate.
 
-Equal checks in a batch are sent only once. Therefore no caller may write a node in a small multi whose version another
-caller checks in a small multi.
+Equal checks in a batch are sent only once. Therefore no small multi may write a node whose version another small multi
+checks.
 """
 
 from __future__ import annotations

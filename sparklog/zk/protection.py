@@ -5,8 +5,8 @@ the node is secret. ZooKeeper's ACLs are not inherited. Therefore the driver tha
 the ACLs of all existing nodes, and every session that sees this node creates its own nodes with such an ACL. If the
 operator names a ZooKeeper, the operator's credentials secure it instead: see ``security``.
 
-The password is derived from the secret for this purpose only. The password is not sent to a ZooKeeper without the node
-``PROTECTED``.
+A session sends ZooKeeper a password to prove that it knows the secret. The password is derived from the secret and used
+for nothing else. It is not sent to a ZooKeeper without the node ``PROTECTED``.
 """
 
 from __future__ import annotations

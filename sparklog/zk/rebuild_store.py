@@ -1,4 +1,4 @@
-"""The creation of all nodes of a cluster in an empty ZooKeeper, after its data was lost or is too old.
+"""The creation of all nodes of a cluster in an empty ZooKeeper, if the data of the old ZooKeeper is lost or outdated.
 
 No broker and no controller may run at the same time. Existing topics are never overwritten. Therefore an interrupted
 rebuild cannot be continued; it must be started again on an empty chroot.

@@ -48,13 +48,12 @@ class NodeGone:
 
 @dataclass(frozen=True, slots=True)
 class FateUnknown:
-    """The unknown outcome of a write: the connection broke, so the write may or may not have been performed.
+    """The outcome of a write after which the caller does not know the partition's state.
 
-    If ``sent`` is false, the write was certainly not performed. To learn the outcome, the caller reads the state with
-    ``read_again``.
+    The connection broke, or ZooKeeper returned an unexpected error. If ``sent`` is false, the write was certainly not
+    performed. Otherwise it may have been performed. To learn the state, the caller uses ``read_again``.
 
-    ``why`` is set if the connection did not break, but the response was an unexpected error. The caller then pauses
-    before the next attempt.
+    If ``why`` is not empty, it is the text of an unexpected error, and the caller pauses before the next attempt.
     """
 
     sent: bool
