@@ -108,9 +108,10 @@ class KafkaServerEnd:
         return self._decoder.receiving
 
     def decode_single(self, count: int) -> ReceivedRequest | ImmediateAnswer | None:
-        """Return the request, or this end's own answer to it, if the received bytes are exactly one frame.
+        """Decode the ``count`` received bytes if they are exactly one frame. This is a fast path for that case.
 
-        Return None otherwise. Then the caller must call ``buffer_updated``.
+        Return the request, or an ``ImmediateAnswer`` if this end itself responds to the request. Return None for other
+        bytes, and while no requests are accepted (``admitted``). Then the caller must call ``buffer_updated``.
         """
         if not self.admitted:  # The first request may give two events, so ``buffer_updated`` decodes it.
             return None

@@ -1,4 +1,4 @@
-"""The security rules of one listener: its name, its TLS, and its logins.
+"""The security rules of one listener: its name, its TLS settings and its logins.
 
 A listener without ``authentication`` and TLS is Kafka's PLAINTEXT. After a failed login the server delays the results
 of all logins of the same address, and the delay grows with the failures. That makes guessing passwords slow.
@@ -132,8 +132,8 @@ class LoginDelays:
     def failed(self, address: str, now_s: float, name: str = "") -> float:
         """Count a failed login with this name. Return the time in seconds by which to delay the reply.
 
-        The time is infinite if the reply must not say whether the password was right. The tracker then does not count
-        the login.
+        If the delay would be too long, do not count the login, and return infinity. The caller must then refuse the
+        login at once, with an error that does not say whether the password was right.
         """
         origin = origin_of(address)
         self._users.pop((origin, name), None)
@@ -152,7 +152,8 @@ class LoginDelays:
     def wait_s(self, address: str, now_s: float, name: str = "") -> float:
         """Return the time in seconds by which to delay the reply to a login with the right password.
 
-        The time is infinite if the reply must not reveal that the password was right.
+        If the delay would be too long, return infinity. The caller must then refuse the login at once, with an error
+        that does not say whether the password was right.
         """
         origin = origin_of(address)
         if now_s - self._users.get((origin, name), -math.inf) <= self._user_memory_s:

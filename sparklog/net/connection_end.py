@@ -53,7 +53,10 @@ class ConnectionEnd(Protocol):
 
     @property
     def claimed_session(self) -> object:
-        """Return the session of another connection that the peer continues or claims by a token."""
+        """Return the session of the peer's TCP connection if the peer has named a token for it, otherwise None.
+
+        The peer may not have proved yet that it knows the token.
+        """
 
     @property
     def is_body_in_progress(self) -> bool:
@@ -67,9 +70,10 @@ class ConnectionEnd(Protocol):
         """Return the buffer into which to receive the next bytes."""
 
     def decode_single(self, count: int) -> ReceivedRequest | ImmediateAnswer | None:
-        """Return the request, or this end's own reply to it, if the received bytes are exactly one frame.
+        """Decode the ``count`` received bytes if they are exactly one frame. This is a fast path for that case.
 
-        Return None otherwise. Then the caller must call ``buffer_updated``.
+        Return the request, or an ``ImmediateAnswer`` if this end itself responds to the request. Return None for other
+        bytes. Then the caller must call ``buffer_updated``.
         """
 
     def buffer_updated(self, count: int) -> Sequence[ReceivedRequest | ImmediateAnswer]:

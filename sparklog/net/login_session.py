@@ -3,7 +3,7 @@
 A listener may require a login. It serves a connection only after the login. The client must log in again before its
 session ends.
 
-After a failed login the server waits, sends the error, and closes the connection. After failed logins of an address,
+After a failed login the server waits, sends the error, and closes the connection. After failed logins from an address,
 the reply to a complete login from this address waits as well. So a fast reply does not show that a password was right.
 """
 
@@ -71,7 +71,7 @@ class LoginSession:
         )
 
     def known(self) -> Iterator[tuple[Principal, str]]:
-        """Return the principals and tokens of complete logins, even of a login whose reply still waits."""
+        """Yield the principal and the token id of each complete login, also of a login whose reply still waits."""
         yield self._connection.principal, self._connection.token_id
         if self.login is not None and self.login.principal is not None:
             yield self.login.principal, self.login.token_id
@@ -100,7 +100,7 @@ class LoginSession:
 
     @property
     def is_throttled(self) -> bool:
-        """Return whether the connection must refuse a complete login, because too many logins of its address failed."""
+        """Return whether a complete login must be refused, because too many logins from the same address failed."""
         if self._has_waited or self._is_known:
             return False
         return self._delays.wait_s(self._connection.peer_host, time.monotonic(), self._claimed) == math.inf
@@ -135,9 +135,10 @@ class LoginSession:
         self._expire_at(session.expires_s)
 
     def fail(self, error: BrokerError, reply: Callable[[BrokerError], None]) -> None:
-        """Report a failed login, and call ``reply`` with its error after the delay of its address.
+        """Report a failed login. Call ``reply`` with ``error`` after the delay that ``LoginDelays`` returns.
 
-        If too many logins of the address have failed, the error does not say whether the password was right.
+        If too many logins from the peer's address have failed, call ``reply`` with a general error instead, which does
+        not say whether the password was right.
         """
         delay_s = self._delays.failed(self._connection.peer_host, time.monotonic(), self._claimed)
         if delay_s == math.inf:

@@ -1,6 +1,7 @@
 """sparklog's own wire protocol on a listener.
 
-The module adds the names of the Unix sockets to the reply to a hello, and creates the ends that check peers' proofs.
+This module adds the names of the Unix sockets to the reply to a hello. It also creates the ``ServerEnd`` of each
+connection, which checks the proof of the peer.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ _INTERVAL_S = 1.0
 class RefusalLog:
     """A log of refused connections that writes at most one line in a second.
 
-    Each line also has the number of refusals since the previous line that got no line of their own.
+    Each line also has the number of refusals that were not logged since the previous line.
 
     Not thread-safe: use it only on the server's event loop.
     """

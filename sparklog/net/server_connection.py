@@ -63,11 +63,11 @@ class ListenerProtocol(Protocol):
     def answers_in_order(self) -> bool:
         """Return whether the replies must have the order of the requests.
 
-        The connection then sends the end's own answers only while no request is in progress.
+        If so, the connection sends replies of its ``ConnectionEnd`` only while no request is in progress.
         """
 
     def new_end(self, connection: ServerConnection, transport: asyncio.BaseTransport) -> ConnectionEnd:
-        """Return the end of a connection that was just accepted."""
+        """Create the decoder and encoder (``ConnectionEnd``) for a connection that was just accepted."""
 
     def new_handler(self, connection: ServerConnection) -> Handler:
         """Return the handler of the requests of a connection that was just accepted."""
@@ -155,7 +155,7 @@ class ServerConnection(asyncio.BufferedProtocol):
 
     @property
     def identity(self) -> Identity | None:
-        """Return the identity of a broker or the controller that the peer has proved, or None for other peers."""
+        """Return the peer's identity if it has proved to be a broker or the controller, otherwise None."""
         return self._end.identity
 
     def may_become(self, principal: Principal, token_id: str | None = None) -> bool:
@@ -179,12 +179,12 @@ class ServerConnection(asyncio.BufferedProtocol):
 
     @property
     def server_queue(self) -> tuple[int, int]:
-        """Return the bytes of all requests in progress in the whole server now, and the maximum so far."""
+        """Return the total size, in bytes, of the server's requests in progress, and its maximum so far."""
         return self._budget.used, self._budget.peak
 
     @property
     def certificates_expire_in_s(self) -> int | None:
-        """Return the seconds until the first certificate of any of the listeners expires, or None without TLS."""
+        """Return the seconds until the first of the listeners' certificates expires, or None without TLS."""
         known = [at_s for tls in self._limits.tls if (at_s := tls.expires_at_s()) is not None]
         return int(min(known) - time.time()) if known else None
 

@@ -88,7 +88,7 @@ def ip_address(name: Any) -> tuple[str, int]:
 def is_within_host(own: Any, peer: Any) -> bool:
     """Return whether a TCP connection with these socket addresses may connect two processes on the same host.
 
-    Such a connection has the same IP address at both ends, unless the client has chosen another address.
+    Such a connection has the same IP address at both ends, unless the client has bound its socket to another address.
     """
     return _HAS_ABSTRACT_NAMES and bool(ip_address(own)[0]) and ip_address(own)[0] == ip_address(peer)[0]
 

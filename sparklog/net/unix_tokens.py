@@ -97,7 +97,7 @@ class UnixTokens:
 
 
 class TokenIssuer:
-    """The source of the tokens with which one TCP connection may continue on the Unix socket ``name``.
+    """The source of the tokens with which the client of one TCP connection may continue on the Unix socket ``name``.
 
     ``reached_at`` is the broker's address to which the client has connected.
     """
@@ -142,9 +142,10 @@ class TokenAuthenticator:
         return None if self._other is None else self._other.roles(certificate)
 
     def answer(self, hello: Hello, reply: HelloReply) -> tuple[HelloReply, IdentityClaim | None]:
-        """Add the broker's proof to ``reply``. Return the reply, and the identity or session that the peer must prove.
+        """Add the broker's proof to ``reply``. Return the reply, and what the peer claims and must still prove.
 
-        The second result is None if ``hello`` offers no proof. Raises BrokerError.
+        With a token, the peer claims the session of the TCP connection for which the token was issued. Otherwise it
+        claims an identity. The second result is None if ``hello`` offers no proof. Raises BrokerError.
         """
         found = self._tokens.take(hello.key_ids) if hello.key_ids else None
         if found is not None:

@@ -61,7 +61,10 @@ _HANDSHAKE: frozenset[type] = frozenset({Hello, Prove, SaslAuthenticate, Request
 
 
 class EncodedReply(NamedTuple):
-    """An encoded reply of another protocol, which does not change the connection. It may have no buffers."""
+    """A reply of another protocol, such as Kafka's, that is already encoded.
+
+    The connection only sends it, because the reply neither completes nor fails a login. ``buffers`` may be empty.
+    """
 
     cid: int
     buffers: list[Buffer]
@@ -240,13 +243,17 @@ class ServerEnd:
 
     @property
     def claimed_session(self) -> object:
-        """Return the session of another connection that the peer continues or claims by a token, or None."""
+        """Return the session of the peer's TCP connection if the peer has named a token for it, otherwise None.
+
+        The peer may not have proved yet that it knows the token.
+        """
         return self._claim.session if self._claim is not None else self.session
 
     def decode_single(self, count: int) -> ReceivedRequest | ImmediateAnswer | None:
-        """Return the request, or this end's own reply to it, if the received bytes are exactly one frame.
+        """Decode the ``count`` received bytes if they are exactly one frame. This is a fast path for that case.
 
-        Return None otherwise. Then the caller must call ``buffer_updated``.
+        Return the request, or an ``ImmediateAnswer`` if this end itself replies to the request. Return None for other
+        bytes. Then the caller must call ``buffer_updated``.
         """
         frame = self._decoder.decode_single(count)
         return None if frame is None else self._understand(frame)
@@ -270,7 +277,10 @@ class ServerEnd:
         return events
 
     def encode_answer(self, reply: ImmediateReply) -> list[Buffer]:
-        """Return the frame of a reply that this end made itself, or an empty list for a Kafka client."""
+        """Return the frame of a reply that this end made itself.
+
+        Return an empty list if the peer is a Kafka client, which could not read the frame.
+        """
         assert not isinstance(reply, EncodedReply), "only other protocols have encoded replies"
         return [] if self._is_kafka_client else encode_reply(reply)
 

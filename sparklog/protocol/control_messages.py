@@ -13,7 +13,7 @@ from sparklog.protocol.fields import Columns, Listed, Message, Settings
 class PartitionDecision(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """The state of one partition, which the controller has read from or written to ZooKeeper.
 
-    ``version`` is the version of the state's node.
+    ``version`` is the version of the ZooKeeper node that stores the state.
 
     ``target`` and ``original`` are empty unless the partition is being reassigned (see ``model.Reassignment``).
 
@@ -35,7 +35,10 @@ class PartitionDecision(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class TopicChange(msgspec.Struct, frozen=True, array_like=True):
-    """The new metadata of a topic, without its partitions. ``order`` has the same meaning as in TopicMetadata."""
+    """The new metadata of a topic, without its partitions.
+
+    Of two topics with the same name and different ids, the newer one has the greater ``order`` (see TopicMetadata).
+    """
 
     name: str
     topic_id: str

@@ -32,10 +32,11 @@ class GroupOffset(msgspec.Struct, frozen=True, array_like=True):
 class CommitOffsets(Message, frozen=True, tag="commit_offsets"):
     """A request to commit offsets of a group. The coordinator replies when they are committed.
 
-    If a transaction with offsets has committed, its coordinator sends this request with ``transaction`` (key and
-    decision number). The request is idempotent. ``member_id`` and ``member_epoch`` identify the member that reads these
-    partitions. If ``member_id`` is empty, the group must not have members. A client may commit at most ``MAX_ENTRIES``
-    offsets in one request.
+    If a transaction with offsets has committed, its coordinator sends this request. ``transaction`` then has the key of
+    the transaction, and the number of this commit among the key's commits and aborts. The request is idempotent.
+
+    ``member_id`` and ``member_epoch`` identify the member that reads these partitions. If ``member_id`` is empty, the
+    group must not have members. A client may commit at most ``MAX_ENTRIES`` offsets in one request.
     """
 
     group: Name

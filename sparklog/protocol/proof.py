@@ -128,7 +128,7 @@ class IdentityClaim(NamedTuple):
 
 
 class Authenticator(Protocol):
-    """The part of a broker that authenticates it to its peers, and its peers to it. ``ServerEnd`` uses it.
+    """The mutual authentication of a broker and its peers, as ``ServerEnd`` uses it.
 
     If brokers authenticate by TLS certificates, ``keys`` is empty.
     """

@@ -182,7 +182,8 @@ class ScramServer:
     delegation token, or None; without ``tokens`` every token is unknown. ``nonce`` is the server's part of the nonce,
     and must be new for each login. ``dummy`` is a secret of the cluster, from which the server derives the credentials
     of unknown users. It must be the same on all brokers and never change, because a salt that differs between two
-    logins would reveal that the user does not exist. ``forms`` has the number of users with each form of credential.
+    logins would reveal that the user does not exist. ``forms`` has the number of users for each form of credential
+    (iterations and length of the salt).
     """
 
     def __init__(
@@ -283,9 +284,9 @@ class ScramServer:
 
 
 def form_of_unknown(mechanism: str, name: str, dummy: bytes, forms: Mapping[CredentialForm, int]) -> CredentialForm:
-    """Return the form of the dummy credential of a user that does not exist.
+    """Return the form (iterations and length of the salt) of the dummy credential of a user that does not exist.
 
-    ``forms`` has the number of existing users with each form. Each form is as frequent among unknown users as among
+    ``forms`` has the number of existing users for each form. Each form is as frequent among unknown users as among
     existing users, so a rare form does not reveal that a user exists. A name always gets the same form for the same
     ``forms``. If the numbers in ``forms`` change, the forms of only a few names change. Source: weighted rendezvous
     hashing.

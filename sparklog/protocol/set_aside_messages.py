@@ -27,7 +27,7 @@ class SetAsideLog(msgspec.Struct, frozen=True, array_like=True):
     """A log that a broker has set aside: the broker keeps the files, but does not serve the log.
 
     ``intact`` means that the log was open when the broker set it aside, so its offsets are known. If details were
-    requested, ``copy`` is a ``LogCopy`` as JSON.
+    requested, ``copy`` is the broker's description of the log (``LogCopy``), as JSON.
     """
 
     name: str
@@ -48,7 +48,8 @@ class SetAsideLog(msgspec.Struct, frozen=True, array_like=True):
 class ListSetAsideReply(Message, frozen=True, tag="list_set_aside_reply"):
     """The reply to ListSetAside: the set-aside logs of one broker.
 
-    If details were requested, ``notes`` has the broker's notes on the topics of these logs, as JSON.
+    If details were requested, ``notes`` has the broker's copies of the metadata of these logs' topics (``TopicNote``),
+    as JSON.
     """
 
     broker_id: int

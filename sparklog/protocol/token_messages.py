@@ -24,9 +24,10 @@ Span = Annotated[int, msgspec.Meta(ge=-1, le=2**53)]
 
 
 class ScopeEntry(msgspec.Struct, frozen=True, array_like=True):
-    """An operation on resources that the scope of a token allows. The values are those of an ACL.
+    """One entry of a token's scope: an operation that the scope allows on some resources.
 
-    ``pattern_type`` defines whether ``name`` is a name, a prefix, or ``*`` for all names.
+    The fields have the same values as in an ACL. ``pattern_type`` defines whether ``name`` is a name, a prefix, or
+    ``*`` for all names.
     """
 
     operation: Name

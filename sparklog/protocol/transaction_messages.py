@@ -34,13 +34,14 @@ class FindCoordinatorReply(Message, frozen=True, tag="find_coordinator_reply"):
 class BeginTransaction(Message, frozen=True, tag="begin_transaction"):
     """A request to begin a transaction of ``key``, or to join it. Each reply has a different producer id.
 
-    ``key`` is the transactional id of a producer, or the key of a Spark sink. A run is one life of a producer, or one
-    start of a query; ``run_id`` identifies it. A new run id fences all earlier runs of the key, and aborts their open
-    transactions. A fenced run gets INVALID_PRODUCER_EPOCH.
+    ``key`` is the transactional id of a producer, or the key of a Spark sink. ``run_id`` identifies a run: the time
+    from the start of a producer, or of a Spark query, to its end. A new run id fences all earlier runs of the key, and
+    aborts their open transactions. A fenced run gets INVALID_PRODUCER_EPOCH.
 
     - ``version`` -1: a transaction of a producer. If the run has an open transaction, the request ends it.
-    - ``version`` >= 0: a transaction of a Spark sink (its batch id, or txnVersion). Many tasks of one run join it. If
-      this version or a later one is already committed, this is a replay, and the reply has ``committed``.
+    - ``version`` >= 0: a transaction of a Spark sink. The version is the batch id (or txnVersion) that it writes. Many
+      tasks of one run join it. If this version or a later one is already committed, this is a replay, and the reply has
+      ``committed``.
     - ``timeout_ms``: the coordinator aborts the transaction if its run sends no request for this time.
     - ``turn``: the number of a producer's transaction in its run, from 0 on. It is 0 for a sink, whose transactions
       differ by their version. Key, run, version and turn identify a transaction in all requests about it. After another
@@ -60,9 +61,9 @@ class BeginTransaction(Message, frozen=True, tag="begin_transaction"):
 class BeginTransactionReply(Message, frozen=True, tag="begin_transaction_reply"):
     """The reply to BeginTransaction.
 
-    ``committed`` means that this version or a later one is already committed. Then the sender must not write anything,
-    and the producer id is -1. ``run`` is the number of the run among all runs of the key, in the order in which they
-    began.
+    ``committed`` means that the requested version or a later one is already committed. Then the sender must not write
+    anything, and the producer id is -1. ``run`` is the number of the sender's run (see BeginTransaction) among all runs
+    of the key, in the order in which they began.
     """
 
     committed: bool
@@ -74,9 +75,10 @@ class BeginTransactionReply(Message, frozen=True, tag="begin_transaction_reply")
 
 
 class SettleVersion(Message, frozen=True, tag="settle_version"):
-    """A request for the last committed version of ``key``, which must not change after the reply.
+    """A request for the last version that was committed under ``key``, the key of a Spark sink.
 
-    If ``topic_id`` is not empty, the version of this topic is requested (see ``by_topic`` of BeginTransaction).
+    The version is a batch id (or txnVersion). It must not change after the reply. If ``topic_id`` is not empty, the
+    request is for the version of this topic (see ``by_topic`` of BeginTransaction).
 
     The sender is the run ``run_id`` (see BeginTransaction) of this key, or of another key that must not commit at the
     same time as this one. The coordinator fences all other runs of ``key`` and aborts their open transactions. It
@@ -133,9 +135,9 @@ class EndTransaction(Message, frozen=True, tag="end_transaction"):
     With ``commit`` the records of the producer ids in ``winners`` are committed, and those of all other producer ids of
     the transaction are aborted. (Of a Spark task's attempts, only one is a winner. A producer is its own winner.)
 
-    The first durable decision about a version counts. The same run may repeat the request; another run gets
-    INVALID_PRODUCER_EPOCH. The coordinator replies when all markers are written. If the decision is durable and some
-    markers are not written yet, it replies after ``timeout_ms``.
+    The first durable decision to commit or abort a transaction is final. The same run (see BeginTransaction) may repeat
+    the request; another run gets INVALID_PRODUCER_EPOCH. The coordinator replies when all markers are written. If the
+    decision is durable and some markers are not written yet, it replies after ``timeout_ms``.
     """
 
     key: Name
@@ -150,8 +152,8 @@ class EndTransaction(Message, frozen=True, tag="end_transaction"):
 class EndTransactionReply(Message, frozen=True, tag="end_transaction_reply"):
     """The reply to EndTransaction, after the decision is durable.
 
-    ``complete`` means that every partition has its marker. ``replayed`` means that the version was already committed
-    before this request.
+    ``complete`` means that every partition has its marker. ``replayed`` means that the version of a Spark sink's
+    transaction was already committed before this request.
     """
 
     complete: bool
@@ -160,7 +162,10 @@ class EndTransactionReply(Message, frozen=True, tag="end_transaction_reply"):
 
 
 class ListTransactions(Message, frozen=True, tag="list_transactions"):
-    """A request for the transactions that this broker coordinates, and for keys with a committed version."""
+    """A request for the transactions that this broker coordinates, by transactional id or key of a Spark sink.
+
+    The reply also has the ids and keys without an open transaction. Their state is "empty".
+    """
 
 
 class DescribedTransaction(msgspec.Struct, frozen=True, array_like=True):
@@ -194,7 +199,7 @@ class ListTransactionsReply(Message, frozen=True, tag="list_transactions_reply")
 class AbortTransaction(Message, frozen=True, tag="abort_transaction"):
     """An operator's request to abort the open transaction of a key.
 
-    The coordinator also fences the transaction's run (one life of a producer, or one start of a query).
+    The coordinator also fences the producer or the Spark query that has begun the transaction.
     """
 
     key: Name
@@ -204,8 +209,8 @@ class VerifyTransaction(Message, frozen=True, tag="verify_transaction"):
     """A leader's request to the coordinator to confirm that a producer may append to a partition in a transaction.
 
     With ``adds`` the coordinator first adds the partition to the transaction of a Kafka producer, and begins the
-    transaction if none is open. With a ``group`` the coordinator adds these offsets of the group instead of the
-    partition. If ``adds`` is false, the group must already be part of the open transaction. Source: KIP-890.
+    transaction if none is open. With a ``group`` the coordinator adds the group's ``offsets`` instead of the partition.
+    If ``adds`` is false, the group must already be part of the open transaction. Source: KIP-890.
     """
 
     key: Name

@@ -460,8 +460,8 @@ class AclTable:
     ) -> AuthorizationResult:
         """Decide whether ``principal`` may do the operation on at least one resource of this type.
 
-        An ACL that allows the operation counts unless another ACL denies the operation on its whole pattern. Source:
-        KIP-679, ``Authorizer.authorizeByResourceType``.
+        An ACL that allows the operation has no effect here if another ACL denies the operation on all resources that
+        the first one allows. Source: KIP-679, ``Authorizer.authorizeByResourceType``.
         """
         if principal in self.super_users:
             return AuthorizationResult(True, f"{principal} is a super user")

@@ -151,8 +151,9 @@ class _KindLimit:
 class AuditLimits:
     """A limiter for the number of lines in one broker's audit log.
 
-    Administrative changes have no limit, because each needs a permission and takes long. Only tests set ``period_s``
-    and ``kinds``.
+    In a period of ``period_s`` seconds it admits a maximum number of lines of each kind. A kind consists of similar
+    events, such as failed logins from one address. Further events of the kind are suppressed. Administrative changes
+    have no limit, because each needs a permission and takes long. Only tests set ``period_s`` and ``kinds``.
     """
 
     def __init__(self, *, period_s: float = PERIOD_S, kinds: int = KINDS) -> None:

@@ -1,4 +1,4 @@
-"""Delegation tokens: credentials for a limited time, which a process requests after its login for its helpers.
+"""Delegation tokens: credentials for a limited time, which a logged-in client requests for other processes.
 
 This module is pure. A client that logs in with a token has the principal of the token's owner. The broker derives SCRAM
 credentials from the token's secret and stores only these credentials. A token expires unless its owner, a renewer or
@@ -83,7 +83,7 @@ def checked_scope(entries: Iterable[ScopeEntry]) -> tuple[ScopeEntry, ...]:
 
 
 def scope_table(entries: Iterable[ScopeEntry]) -> AclTable:
-    """Return the table that decides what a scope allows, for each principal and host. Raises ConfigError."""
+    """Return a table of ACLs that allow the operations of a scope to all principals. Raises ConfigError."""
     return AclTable(map(_acl, entries))
 
 

@@ -228,7 +228,7 @@ class QuotaBuckets:
     """The token buckets that enforce one quota, such as ``producer_byte_rate``, in one broker.
 
     A bucket saves at most the units of ``window_s`` seconds. ``unit`` converts the quota's value to charged units per
-    second. Not thread-safe: use them only on the broker's event loop.
+    second. Not thread-safe: use the buckets only on the broker's event loop.
     """
 
     def __init__(self, name: str, *, window_s: float, unit: float = 1.0, limit: int = MAX_BUCKETS) -> None:

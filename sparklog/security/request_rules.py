@@ -99,7 +99,7 @@ REFUSALS: dict[ResourceType, ErrorCode] = {
 
 
 class Need(NamedTuple):
-    """An operation on a resource that must be allowed.
+    """An operation that a principal must be allowed to do on a resource.
 
     If ``name`` is None, the operation must be allowed on at least one resource of the type.
     """

@@ -101,12 +101,11 @@ class GroupHost(CoordinatorRuntime):
             self.context.metadata_listeners.remove(self._metadata_changed)
 
     def check_holds(self, group: str, holds: Iterable[tuple[str, Hold]]) -> None:
-        """Check whether the transactions of these holds have ended, because a member of the group waits for that.
+        """Ask transaction coordinators whether the transactions that block offsets of this group have ended.
 
-        A hold blocks the offsets that an open transaction may still commit.
-
-        The group coordinator must ask, because a transaction coordinator does not notify groups of aborted
-        transactions.
+        A ``Hold`` blocks the offsets that an open transaction may still commit, and a member of the group waits for
+        these offsets. The group coordinator must ask, because a transaction coordinator does not notify groups of
+        aborted transactions. If a transaction has ended, its hold ends.
         """
         for key, hold in holds:
             if (group, key) not in self._asking:

@@ -155,7 +155,7 @@ class GroupRequests:
         return FetchOffsetsReply(cid, tuple(found))
 
     def hold_offsets(self, connection: ServerConnection, request: HoldOffsets, body: memoryview) -> None:
-        """Block the offsets that a member sends with a transaction until the transaction ends.
+        """Block the offsets that a member has added to a transaction. They are blocked until the transaction ends.
 
         The transaction's coordinator must first confirm that the transaction exists.
         """

@@ -1,4 +1,7 @@
-"""The numbers that Kafka's protocol has for the parts of ACLs. Source: Kafka's ``AclOperation`` and similar enums."""
+"""The codes of Kafka's protocol for operations, permissions, and types of resources and patterns in ACLs.
+
+Source: Kafka's ``AclOperation`` and similar enums.
+"""
 
 from __future__ import annotations
 

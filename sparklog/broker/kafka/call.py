@@ -36,7 +36,10 @@ Handler = Callable[["KafkaCall", Any], "Awaitable[Any] | Any"]
 
 
 class NativeHandlers(NamedTuple):
-    """The handlers of sparklog's own requests: for logins by delegation tokens, and for all other clients."""
+    """Two tables of handlers of sparklog's own requests.
+
+    ``of_tokens`` is for clients that have logged in with a delegation token, and ``of_users`` for all other clients.
+    """
 
     of_users: Handlers
     of_tokens: Handlers

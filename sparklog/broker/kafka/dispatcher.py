@@ -274,7 +274,7 @@ class KafkaHandler:
 
 
 def has_many_entries(response: Any) -> bool:
-    """Return whether the lists of a response have too many elements for an encoding on the event loop.
+    """Return whether the lists of a response have too many elements to be encoded on the event loop.
 
     The function visits only about ``LOOP_ENTRIES`` elements.
     """

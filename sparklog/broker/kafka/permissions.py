@@ -51,9 +51,10 @@ class Permissions:
             raise BrokerError(REFUSALS[resource_type], detail)
 
     def require_rule(self, call: KafkaCall, request: Request) -> None:
-        """Check by the rule of ``request`` that the client may send it. The request must have no entries.
+        """Check that the client may send ``request``, by the rule that ``security.request_rules`` has for it.
 
-        Raises BrokerError.
+        This method does not check entries of a request, such as partitions, so the request must have none. Raises
+        BrokerError.
         """
         limits = self._limits(call)
         if limits is not None:

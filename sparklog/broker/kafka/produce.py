@@ -1,6 +1,6 @@
 """Produce requests of Kafka clients: each record batch is decoded once, and appended as one batch of the log.
 
-A batch keeps its producer id, epoch and sequence, so the log recognises retries. This broker has encoded the batch that
+A batch keeps its producer id, epoch and sequence, so the log recognizes retries. This broker has encoded the batch that
 it appends, so it does not validate the batch again. The effective acks, the checks of access, the quotas and the wait
 for the in-sync replicas are the same as for producers of sparklog.
 

@@ -1,4 +1,7 @@
-"""Work on the records of one batch of the log, for requests of Kafka clients: on the event loop or in a thread."""
+"""The choice between the event loop and a thread for work on the records of one batch of the log.
+
+Fetch and ListOffsets requests of Kafka clients need this work. A large batch would block the event loop.
+"""
 
 from __future__ import annotations
 
@@ -19,9 +22,9 @@ _thread = ThreadPoolExecutor(1, "kafka reads")
 
 
 def run_by_size(header: BatchHeader, stored: memoryview, work: Callable[[], _T]) -> Generator[Waited, None, _T]:
-    """Return the result of ``work`` on a stored batch, and run it in a thread if the batch is large.
+    """Run ``work`` on a stored batch, in a thread if the batch is large. Return the result of ``work``.
 
-    A generator for ``Slices``, which yields the future of the thread.
+    This function is a generator for ``Slices``. It yields the future of the work in the thread.
 
     Raises:
         BrokerError: CORRUPT_MESSAGE, or another error of ``work``.

@@ -35,8 +35,8 @@ def check_transactional_id(name: str) -> None:
 def transaction_code(code: int, *, fences: bool) -> int:
     """Return Kafka's error code for an error code of the transaction coordinator.
 
-    If ``fences`` is true, the version of the request has the error PRODUCER_FENCED (KIP-588). Earlier versions have
-    INVALID_PRODUCER_EPOCH instead.
+    ``fences`` means that clients know the error PRODUCER_FENCED in responses of this version (KIP-588). Otherwise the
+    result is INVALID_PRODUCER_EPOCH in its place.
     """
     if code == ErrorCode.INVALID_PRODUCER_EPOCH and fences:
         return int(KafkaCode.PRODUCER_FENCED)

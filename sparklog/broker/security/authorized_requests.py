@@ -4,7 +4,8 @@ A broker without an authorizer uses handlers without these checks. A denied requ
 entries, such as partitions, the handler gets only the allowed entries, and this module adds an error for each denied
 entry to the reply. If a request lists resources, the reply omits the resources that the principal may not see.
 
-Fetch is an exception: a broker may read a partition later and repeatedly, so ``AuthorizedFetch`` checks each read.
+Fetch is an exception: the broker may read the partitions of one Fetch request later and repeatedly. So
+``AuthorizedFetch`` checks the ACLs before each read.
 """
 
 from __future__ import annotations
@@ -355,9 +356,9 @@ def scoped_handlers(authorizer: Authorizer, handlers: Handlers, *, slices: Slice
 
 
 def scoped_fetch(authorizer: Authorizer) -> Callable[..., OpenFetch]:
-    """Return a constructor of fetches of connections with a delegation token, for a broker without ACLs.
+    """Return the function by which a broker without ACLs creates an ``OpenFetch`` for a Fetch request.
 
-    If the token has a scope, the fetch checks each read.
+    If the client has logged in with a delegation token that has a scope, the fetch checks the scope before each read.
     """
 
     def open_fetch(

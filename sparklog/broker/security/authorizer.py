@@ -31,7 +31,7 @@ _Known = dict[tuple[Operation, ResourceType, "str | None"], bool]
 
 
 class Requester(AuditedConnection, Protocol):
-    """The part of a connection that the authorizer uses: the principal and the address that send its requests."""
+    """The part of a connection that the authorizer uses: its principal, address, proved identity and token."""
 
     @property
     def identity(self) -> Identity | None: ...

@@ -26,9 +26,9 @@ Name = TypeVar("Name")
 class IndexFollower(Generic[Name]):
     """A follower of one index in ZooKeeper, which reads the nodes that have changed.
 
-    ``changed_of`` returns the names of nodes in an index, the newest last. ``apply`` reads the nodes with these names,
-    or all nodes if the names are None. A name is a text, or another value that identifies a node. Not thread-safe: use
-    it on the broker's event loop, from ``open`` to ``close``.
+    ``changed_of`` returns the names that an index contains, the newest change last. ``apply`` reads the nodes with
+    these names, or all nodes if it gets None instead. A name is a text, or another value that identifies a node. Not
+    thread-safe: use it on the broker's event loop, from ``open`` to ``close``.
     """
 
     def __init__(
@@ -53,7 +53,11 @@ class IndexFollower(Generic[Name]):
         self._task: asyncio.Task[None] | None = None
 
     def open(self, session: ZkSession, watch: Callable[[Callable[[Node | None], None]], Callable[[], None]]) -> None:
-        """Start to watch the index with ``watch``. ``session`` must stay open until ``close``."""
+        """Start to watch the index. ``session`` must stay open until ``close``.
+
+        ``watch`` starts the watch with a function to call for each new state of the index. It returns a function that
+        ends the watch.
+        """
         self._session = session
         self._task = asyncio.get_running_loop().create_task(self._follow(), name=f"follow {self._what}")
         self._stop_watch = watch(self._on_index)

@@ -3,8 +3,8 @@
 The broker handles a request, and charges the client for its bytes and for the time that it used the event loop. If the
 client exceeds a quota, each reply contains a wait (``throttle_time_ms``), and the broker delays the connection's next
 request by this time. During this time, the broker does not read from the socket. A client could open a new connection
-for each request to avoid the wait. So the first request that uses a quota on a connection waits until the client's
-earlier debt is paid.
+for each request to avoid the wait. So the first request that uses a quota on a connection waits until the bucket of the
+quota (``TokenBucket``) has no debt from the client's earlier requests.
 
 Brokers and controllers are exempt. While no quota is set, the broker uses the handlers without quotas.
 """
@@ -133,9 +133,10 @@ class QuotaManager:
     # --- the parts of the broker ---
 
     def limited(self, handlers: Handlers, fetching: Fetching, slices: Slices) -> Handlers:
-        """Return the table of handlers that the broker must use. ``apply`` replaces its entries when quotas change.
+        """Return a table of handlers for the broker to use in place of ``handlers``.
 
-        A broker calls this for each of its tables of handlers, before the first ``apply``.
+        While quotas are set, the handlers in this table enforce them: ``apply`` exchanges the handlers when the quotas
+        change. A broker calls this for each of its tables of handlers, before the first ``apply``.
         """
         limited = {kind: self._wrapped(kind, handle) for kind, handle in handlers.items()}
         in_use = dict(handlers)
@@ -207,7 +208,7 @@ class QuotaManager:
         has to wait and ``handle`` then raises an error, ``failed`` is called with it.
 
         Raises:
-            BrokerError: THROTTLING_QUOTA_EXCEEDED, too many bytes of requests wait.
+            BrokerError: THROTTLING_QUOTA_EXCEEDED, the requests that wait would have too many bytes in total.
         """
         if self.active:
             limited = self._wrapped(kind, handle, lambda _connection, _request, error: failed(error))
@@ -325,7 +326,7 @@ class QuotaManager:
         """Handle the request after ``wait_s``. If this fails, call ``failed``.
 
         Raises:
-            BrokerError: THROTTLING_QUOTA_EXCEEDED, too many bytes of requests wait.
+            BrokerError: THROTTLING_QUOTA_EXCEEDED, the requests that wait would have too many bytes in total.
         """
         if self._held_bytes + len(body) > self._max_held_bytes:
             client.unused.update(client.buckets)

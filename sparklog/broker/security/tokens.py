@@ -81,7 +81,10 @@ class Tokens:
         return None if found is None else found.token
 
     def scope(self, token_id: str) -> AclTable | None:
-        """Return the table that decides what the holder of a token may do, or None if its scope has no limit."""
+        """Return the table that decides what the holder of a token may do, or None if the token has no scope.
+
+        If the token does not exist any more, the table allows nothing.
+        """
         found = self._tokens.get(token_id)
         if found is None:
             return _NOTHING

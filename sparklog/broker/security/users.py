@@ -81,9 +81,10 @@ class Users:
         return None if found is None else found.get(mechanism)
 
     def forms(self, mechanism: str) -> dict[CredentialForm, int]:
-        """Return the most frequent forms of the mechanism's credentials, with the number of each.
+        """Return the most frequent forms of the mechanism's credentials, with the number of credentials of each.
 
-        The dummy credentials of unknown users have these forms too.
+        A form is a number of iterations and a length of salt. The dummy credentials of unknown users have these forms
+        too.
         """
         return self._frequent.get(mechanism, {})
 

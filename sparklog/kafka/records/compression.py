@@ -55,8 +55,8 @@ _RLE_BLOCK = 1
 def refuse_large(records: memoryview, codec: int, *, max_bytes: int) -> None:
     """Refuse records whose size before decompression already shows that they are too large.
 
-    Compressed records may be a little larger than ``max_bytes``, because codecs add bytes to random bytes. The limit
-    allows for the bytes that snappy adds. Snappy adds the most of all codecs.
+    Compressed records may be a little larger than ``max_bytes``, because a codec makes bytes that it cannot compress
+    larger. The limit allows for the bytes that snappy adds, which are the most of all codecs.
 
     Raises:
         InvalidRecords: MESSAGE_TOO_LARGE.

@@ -1,8 +1,9 @@
 """Decoding of the records of a large batch with numpy and Arrow: it reads one field of all records at a time.
 
-The only loop over records finds their ends. The loop skips consecutive records of equal size. Then the decoder
-reads each varint from all records at once. It takes keys and values out of one Arrow array over the received bytes. The
-elements of this array alternate: a value, and the bytes up to the next value.
+First, a loop over the records finds their ends. It skips consecutive records of equal size. No other code loops over
+the records: the decoder reads each varint of all records at once. To get all keys, or all values, it creates an Arrow
+array over the received bytes without a copy. In this array, a value and the bytes up to the next value alternate, and
+the decoder takes every second element.
 """
 
 from __future__ import annotations
@@ -88,7 +89,8 @@ def decode_many(data: memoryview, count: int, header_type: pa.DataType) -> Colum
     """Return the columns of the ``count`` records in ``data``.
 
     Raises:
-        InvalidRecords: INVALID_RECORD, with the first invalid record; or for too many headers in the batch.
+        InvalidRecords: INVALID_RECORD if a record is invalid, or if the batch has too many headers. If a record is
+            invalid, the error names the first such record.
     """
     try:
         return _Decoder(data, count).columns(header_type)

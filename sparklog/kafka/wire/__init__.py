@@ -1,4 +1,4 @@
-"""Kafka's wire protocol, sans-IO: frames, headers and the messages of Kafka 4.1.
+"""Kafka's wire protocol without I/O: frames, headers and the messages of Kafka 4.1.
 
 The messages are declared in ``metadata``, ``data``, ``offsets``, ``groups``, ``admin``, ``transactions`` and
 ``security``. Import their classes from those modules. Compiled readers and writers turn them into bytes and back.

@@ -62,7 +62,7 @@ def settings_to_set(configs: Iterable[tuple[str, str | None]]) -> dict[str, str]
     """Convert the settings that a Kafka client sets to sparklog's settings.
 
     Raises:
-        BrokerError: INVALID_CONFIG, a setting is unknown, has no value, or sparklog does not have it.
+        BrokerError: INVALID_CONFIG, a setting is unknown or has no value, or it is one that sparklog does not have.
     """
     settings: dict[str, str] = {}
     for name, value in configs:

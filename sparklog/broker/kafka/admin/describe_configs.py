@@ -62,7 +62,7 @@ class ConfigType(IntEnum):
 class ConfigEntry(NamedTuple):
     """One setting of a resource as Kafka clients see it.
 
-    ``origins`` has the name, value and source of each place that sets it. The first one is in effect.
+    ``origins`` has a name, a value and a source for each place where the setting is set. The first one is in effect.
     """
 
     name: str

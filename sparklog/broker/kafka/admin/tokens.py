@@ -1,7 +1,7 @@
 """Requests of Kafka clients about delegation tokens. Source: KIP-48.
 
 Kafka names a token by its HMAC, which is also the password of a login with the token. Brokers of sparklog store only
-keys that are derived from a token's secret. The secret begins with the token's id, so a broker finds the token of an
+keys that are derived from a token's secret. The secret begins with the token's id, so a broker can find a token by its
 HMAC. Clients get the whole HMAC only when they create a token. Later they get its first bytes, with which they can
 renew and end the token, but not log in.
 """
@@ -84,7 +84,7 @@ async def renew_token(call: KafkaCall, request: RenewDelegationTokenRequest) -> 
 
 
 async def expire_token(call: KafkaCall, request: ExpireDelegationTokenRequest) -> ExpireDelegationTokenResponse:
-    """Change when the token with this HMAC expires. A negative period ends it at once."""
+    """Change when the token with this HMAC expires. A negative period ends the token at once."""
     period_ms = max(-1, request.expiry_time_period_ms)
     try:
         reply = await call.native(ExpireDelegationToken(0, id_of_hmac(request.hmac), period_ms))

@@ -124,7 +124,10 @@ class ClassicMemberHandlers:
         return HeartbeatResponse()
 
     async def leave(self, call: KafkaCall, request: LeaveGroupRequest) -> LeaveGroupResponse:
-        """Remove members from a group. A request before version 3 names one member. The response has its error."""
+        """Remove members from a group. The response has an error code for each member.
+
+        A request before version 3 names one member, and the error code of its response is that of the member.
+        """
         named = request.members if call.version >= _SEVERAL else [MemberIdentity(member_id=request.member_id)]
         try:
             self._access.require(call, "LeaveGroup", Operation.READ, request.group_id)
