@@ -4,9 +4,9 @@ Only the table records the progress (``archive_progress``). Every query, even af
 schema, starts at the offsets at which the table ends. It has a new checkpoint, which is deleted at its end, so no
 checkpoint can contradict the table. ``micro_batch_archiver`` describes one micro-batch.
 
-``ArchiveTable.append`` commits rows; ``upsert`` merges them by key. Each commit has the progress as
-JSON in its userMetadata, and its ``batch`` as Delta's txnVersion for ``app_id``. A micro-batch has all committed
-records of its offsets. If it is repeated, it may end at other offsets, but it always begins where the table ends.
+``ArchiveTable.append`` commits rows; ``upsert`` merges them by key. Each commit has the progress as JSON in its
+userMetadata, and the progress's ``batch`` as Delta's txnVersion for ``app_id``. A micro-batch has all committed records
+of its offsets. If it is repeated, it may end at other offsets, but it always begins where the table ends.
 ``maintenance`` runs concurrently with the batches, and its commits do not change the progress.
 """
 

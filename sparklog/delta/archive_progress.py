@@ -70,7 +70,10 @@ class ArchiveProgress(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def commit(self) -> tuple[int, str]:
-        """Return the identity of the commit that records this progress: the batch number and the id of the run."""
+        """Return the identity of the commit that records this progress: the batch number, and the id of the run.
+
+        Each start of an archive is a new run.
+        """
         return self.batch, self.attempt
 
     def to_json(self) -> str:

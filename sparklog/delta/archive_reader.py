@@ -3,8 +3,8 @@
 It reads windows of offsets whose rows take about ``WINDOW_BYTES``. If several windows overlap a file, the file is read
 several times, each time without the row groups outside the window. So the window bounds the memory, even if compaction
 has put rows of many offsets into one file. Rows of the quarantine (records that could not be cast) are returned with
-their original values in their place among the other rows. This includes rows of a batch whose other rows the archive
-has not committed yet.
+their original values, in the order of offsets among the other rows. They are returned even if the archive has not
+committed the other rows of their batch yet.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
-"""The Delta table of an archive: creation, new columns, appends, and the check of which run made the last commit.
+"""The Delta table of an archive: this module creates it, appends rows, and checks which run made the last commit.
 
-Every commit is a Delta transaction whose number is the ``batch`` of its progress. Delta refuses one of two concurrent
-transactions with the same application id, and skips a transaction whose number is already committed. So exactly one
-attempt per number succeeds. If a run finds another run's commit with its number, it has been fenced.
+Each start of the archive is a new *run*. Every commit is a Delta transaction whose number is the ``batch`` of the
+progress that it records. Delta refuses one of two concurrent transactions with the same application id, and skips a
+transaction whose number is already committed. So of all runs, exactly one can commit each number. A run has been
+fenced if another run has committed a number that this run tried to commit.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ class ArchiveRefused(SparklogError):
 
 
 class ArchiveFenced(ArchiveRefused):
-    """The error for an archive that must end, because another archive has committed to the same table."""
+    """The error for a run of an archive that must end, because another run has committed to the same table."""
 
 
 class ArchiveTable:
@@ -147,7 +148,7 @@ class ArchiveTable:
         Columns that the table does not have yet are added to it.
 
         Raises:
-            ArchiveFenced: another run has committed a batch with the same number.
+            ArchiveFenced: another run of an archive has committed a batch with the same number.
         """
         writer = rows.write.format("delta").mode("append").option("mergeSchema", "true")
         options = {"txnAppId": progress.app_id, "txnVersion": str(progress.batch), "userMetadata": progress.to_json()}
@@ -161,10 +162,10 @@ class ArchiveTable:
     def check_own(self, progress: ArchiveProgress, *, may_lack: bool = False) -> dict[str, str]:
         """Check that the newest archive commit recorded ``progress``. Return Delta's metrics of this commit.
 
-        With ``may_lack`` the newest archive commit may also be of an earlier batch; then the result is empty.
+        With ``may_lack``, return an empty dict if the batch of ``progress`` is not committed yet.
 
         Raises:
-            ArchiveFenced: another run made the newest commit.
+            ArchiveFenced: another run of an archive made the newest commit.
         """
         found = self.refresh()
         if may_lack and (found is None or found.batch < progress.batch):

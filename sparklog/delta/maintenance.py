@@ -221,9 +221,10 @@ def maintenance_of(
     tell: Callable[[str], None],
     batches: AbstractContextManager[Any] | None = None,
 ) -> Maintenance:
-    """Create the maintenance of a topic's table and quarantine.
+    """Return a ``Maintenance`` for a topic's table and quarantine.
 
-    ``batches`` is the lock that ``Maintenance`` describes. It is None if no archive runs in this process.
+    ``batches`` is the lock that the topic's archive holds during each batch, or None if no archive runs in this
+    process.
     """
     tables = (table_path(options.to, options.topic), quarantine_path(options.to, options.topic))
     return Maintenance(

@@ -37,8 +37,8 @@ class Archived(NamedTuple):
 class BatchArchiver:
     """An archiver of one query's micro-batches. Spark calls it in the thread that runs the batches.
 
-    ``progress`` is the table's progress before the first batch, with this run's ``attempt``. Tests override the methods
-    of the steps to interrupt a batch between two of them.
+    ``progress`` is the table's progress before the first batch. Its ``attempt`` is the id of this run; each start of
+    the archive is a new run. Tests override the methods of the steps to interrupt a batch between two of them.
     """
 
     #: Whether the last batch had bad rows.

@@ -121,10 +121,10 @@ def parse_size(option: str, text: str) -> int:
 def parse_schemas(
     texts: Iterable[str], topics: Sequence[str], *, parse: Callable[[str], DataType]
 ) -> dict[str, StructType]:
-    """Parse texts of the form ``topic=columns``; return the columns by topic.
+    """Parse texts of the form ``topic=columns`` or ``columns``; return the columns by topic.
 
-    A text that is only ``columns`` applies to all topics that have no text of this form. ``parse`` is Spark's parser of
-    columns, which needs a session.
+    A text without a topic applies to every topic that no other text names. ``parse`` is Spark's parser of columns,
+    which needs a session.
 
     Raises:
         ConfigError: columns cannot be parsed, or their topic is not archived.

@@ -1,7 +1,7 @@
-"""The identity of the process that archives a topic, for the archive's commits, and a check whether it may still run.
+"""The identity of a process that archives a topic, and a check whether this process may still be running.
 
-If two archives of a topic run, this check only ensures that the first one continues. Delta's transactions prevent
-duplicate and conflicting commits (``archive_table``).
+Each commit of an archive records the identity. If two processes archive the same topic, this check only ensures that
+the first one continues. Delta's transactions prevent duplicate and conflicting commits (``archive_table``).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def this_process() -> str:
 
 
 def may_run(process: str) -> bool:
-    """Return whether ``process``, if it is not this process, may still be running.
+    """Return whether ``process`` is another process that may still be running.
 
     ``process`` is a result of ``this_process``. The result is True for a process on another host, which this host
     cannot check. It is False for this process, and for an empty text, which means an unknown process.
@@ -38,10 +38,10 @@ def may_run(process: str) -> bool:
 
 
 def longest_wait_s(every_s: float) -> float:
-    """Return the maximum time in seconds for which a new run waits for the next commit of the earlier run.
+    """Return the maximum time in seconds for which a new run of an archive waits for a commit of the earlier run.
 
-    ``every_s`` is the earlier run's interval between batches, or 0 if that run ends without a stop. If the earlier run
-    does not commit within this time, the new run continues.
+    Each start of the archive is a new run. ``every_s`` is the earlier run's interval between batches, or 0 if that run
+    archives once and ends. If the earlier run does not commit within this time, the new run continues.
     """
     return min(_INTERVALS * every_s + _SLACK_S, _LONGEST_S) if every_s else _WITHOUT_INTERVAL_S
 

@@ -51,7 +51,10 @@ class RestoredPartition(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Restored:
-    """The result of a restore. ``was_there``: an earlier run had completed the restore; this run changed nothing."""
+    """The result of a restore.
+
+    ``was_there`` is true if an earlier call had completed the restore, so that this call changed nothing.
+    """
 
     topic: TopicDescription
     archive: Archive

@@ -46,8 +46,8 @@ class RestoredRows(NamedTuple):
 class RestoreBatches(NamedTuple):
     """An encoder of archived rows as batches of one topic.
 
-    ``event_time`` is the column of event times, or None if the topic uses append times. ``compression`` has the same
-    values as in ``encode_batch``.
+    ``event_time`` is the column of event times, or None if the topic uses append times. ``compression`` is "none",
+    "lz4" or "zstd"; None means "none".
     """
 
     schema: pa.Schema
@@ -57,10 +57,10 @@ class RestoreBatches(NamedTuple):
     compression: str | None = None
 
     def batches(self, rows: RestoredRows, begin: int) -> Iterator[EncodedBatch]:
-        """Yield batches with ``rows``, which cover all offsets from ``begin`` to the last row.
+        """Yield batches that contain ``rows`` and that together cover all offsets from ``begin`` to the last row.
 
         ``begin`` is at or below the offset of the first row. Offsets without a record are covered by the next batch or,
-        in a long gap, by batches without records.
+        in a long gap, by empty batches.
 
         Raises:
             BrokerError: a row cannot be encoded.
@@ -76,7 +76,7 @@ class RestoreBatches(NamedTuple):
                 begin = int(piece.offsets[-1]) + 1
 
     def nothing(self, begin: int, end: int) -> list[EncodedBatch]:
-        """Return batches without records that cover the offsets ``[begin, end)``."""
+        """Return empty batches that cover the offsets ``[begin, end)``."""
         return place_nothing(self.schema, begin=begin, end=end, schema_id=self.schema_id)
 
     def _pieces(self, rows: RestoredRows) -> Iterator[RestoredRows]:

@@ -47,7 +47,7 @@ def upsert(table: ArchiveTable, rows: DataFrame, progress: ArchiveProgress, *, k
     the number of rows that were added, changed and deleted.
 
     Raises:
-        ArchiveFenced: another run has committed a batch with the same number.
+        ArchiveFenced: another run of an archive has committed a batch with the same number.
     """
     found = newest(rows, keys)
     if progress.batch == 0 and table.file_count() == 0:

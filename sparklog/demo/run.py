@@ -1,4 +1,4 @@
-"""The demonstration from start to end: write with Spark, kill two processes meanwhile, read back, compare."""
+"""The demonstration: it writes rows with Spark, kills two processes meanwhile, reads the rows, and compares them."""
 
 from __future__ import annotations
 

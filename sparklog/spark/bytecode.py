@@ -4,8 +4,9 @@ pyspark.
 Spark's JVM puts its own ``pyspark.zip`` first on the path of every Python process that it starts. The archive has only
 sources, and Python stores no bytecode for modules from an archive. So each process compiles all modules that it
 imports, which takes 0.75 s of CPU time at every start of a streaming read. Processes that plan and commit also read the
-archive's directory a dozen times, once for each package that they load from it. So names that no process uses are
-removed from the directory. All this only saves time, so an archive that cannot be written is left unchanged.
+archive's list of files (the central directory of the zip file) a dozen times, once for each package that they load from
+the archive. So files that no process uses are removed from this list. All this only saves time, so an archive that
+cannot be written is left unchanged.
 """
 
 from __future__ import annotations
@@ -31,12 +32,12 @@ _TESTS = "tests/"
 
 
 def add_bytecode(archive: Path) -> bool:
-    """Add this Python's bytecode to the modules in ``archive``, and remove tests from its directory.
+    """Add this Python's bytecode for the modules in the zip file ``archive``, and hide pyspark's own tests.
 
-    Return False if the archive needed no change.
+    The tests are removed only from the archive's list of files. Return False if the archive needed no change.
 
     The archive file is replaced as a whole. Its old content keeps its position in the file, so a process that has read
-    the old directory can continue. Bytecode is not compressed, because decompressing it takes longer than reading it.
+    the old list can continue. Bytecode is not compressed, because decompressing it takes longer than reading it.
 
     Raises:
         OSError: the archive cannot be read or replaced.

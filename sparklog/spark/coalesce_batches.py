@@ -1,4 +1,7 @@
-"""The coalescing of small Arrow batches of a task, because each batch costs Spark's JVM or the log a fixed time."""
+"""The combination of a task's small Arrow batches into larger ones.
+
+Each batch costs Spark's JVM or the log a fixed time.
+"""
 
 from __future__ import annotations
 

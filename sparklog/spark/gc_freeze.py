@@ -4,8 +4,8 @@ Between two tasks a worker runs a full garbage collection before it takes the ne
 package loaded, the collection visits hundreds of thousands of objects that are never freed: about 40 ms of CPU time,
 for which the next task waits. Source: manager() of pyspark/daemon.py.
 
-Processes that plan and commit need the same time after each of their steps. Planning a write needs it twice, because a
-second collection runs while its result is created, after Arrow and numpy are loaded.
+Processes that plan and commit run such a collection after each of their steps. A process that plans a write also
+runs one while it creates the plan, after Arrow and numpy are loaded.
 """
 
 from __future__ import annotations

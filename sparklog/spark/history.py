@@ -74,7 +74,7 @@ class History:
         *,
         positions: Mapping[TopicPartition, int] | None = None,
     ) -> BothEnds:
-        """Return the ends of the archive and of the log, for a query that reads on from ``positions``.
+        """Return the ends of the archive and of the log, for a query that continues from ``positions``.
 
         If ``positions`` is None, the query reads each partition from its beginning. ``ask`` is a function that queries
         the ends of the log. If the query needs only the log, the table is not read again.
@@ -185,10 +185,10 @@ def as_new_as_log(snapshot: TableSnapshot, topic: SelectedTopic, starts: Mapping
 def records_of_both(
     snapshot: TableSnapshot, times: Mapping[TopicPartition, int], in_log: Mapping[TopicPartition, int | None]
 ) -> dict[TopicPartition, int | None]:
-    """Return, for each partition in ``times``, the offset of the first record at or after its time (us), or None.
+    """Return, for each partition, the offset of the first record at or after the partition's time, or None.
 
-    If the archive has such a record, it is the record's offset. Otherwise it is the offset ``in_log``, or the end
-    offset of the archive if that is higher.
+    ``times`` are in microseconds. ``in_log`` has the offsets that the same lookup found in the log. They are used for
+    partitions without such a record in the archive, but an offset below the archive's end offset is raised to it.
     """
     archived = first_offsets(snapshot, {tp.partition: time_us for tp, time_us in times.items()})
     found: dict[TopicPartition, int | None] = {}

@@ -51,7 +51,10 @@ class BothEnds:
 
     @property
     def is_torn(self) -> bool:
-        """Return whether the archive of a partition ends outside its log, so that records appear to be missing."""
+        """Return whether the archive of a partition ends outside the partition's log.
+
+        In that case, records appear to be missing.
+        """
         return any(not found.start <= self.archive_end(tp) <= found.end for tp, found in self.log.items())
 
     def is_archive_needed(self, positions: Mapping[TopicPartition, int]) -> bool:
@@ -64,7 +67,7 @@ class BothEnds:
     def losses(self, ranges: Iterable[PartitionRange]) -> list[str]:
         """Return a message for each part of ``ranges`` that is neither in the archive nor in the log.
 
-        A log that was truncated below the end of the archive also counts.
+        A log that was truncated below the end of the archive also counts as a loss.
         """
         archive = f"the archive {self.snapshot.table} (version {self.snapshot.version})"
         found = []

@@ -56,9 +56,10 @@ def next_position(
     *,
     unseen: Collection[TopicPartition] = (),
 ) -> StreamPosition:
-    """Return where the next batch begins, by comparing the end ``last`` of the last batch with the logs ``held``.
+    """Return the position at which the next batch of a query begins, and the losses of records since the last batch.
 
-    ``unseen`` are partitions that exist but that the queried broker does not know yet. They keep their position.
+    ``last`` has the positions at the end of the last batch. ``held`` has the current offsets of the logs. ``unseen``
+    are partitions that exist but that the queried broker does not know yet. They keep their position.
     """
     begins, begun, losses = {}, {}, []
     for tp in sorted(set(last) | set(held)):
@@ -150,10 +151,10 @@ def batch_ranges(start: StreamOffset | None, end: StreamOffset) -> list[BatchRan
 def held_back(
     held: Mapping[TopicPartition, Withheld], target: Mapping[TopicPartition, Withheld]
 ) -> dict[TopicPartition, Withheld]:
-    """Return the offsets ``held`` of the logs, limited to the partitions and ends of the earlier offsets ``target``.
+    """Return the current offsets of the logs, limited to records and partitions that existed at the start of a query.
 
-    A query with the trigger AvailableNow uses this function, because such a query reads no records, partitions or
-    topics that are newer than ``target``.
+    A query with the trigger AvailableNow reads only these records. ``held`` has the current offsets of the logs.
+    ``target`` has the offsets at the start of the query.
     """
     capped = {}
     for tp, now in held.items():

@@ -136,7 +136,7 @@ def times_to_ask(place: StartPlace, partitions: Collection[TopicPartition]) -> d
     """Return the time (us) to look up for each partition. The result is empty for a start or end given by offset.
 
     Raises:
-        ConfigError: the user did not give exactly the partitions of the read.
+        ConfigError: ``place`` names single partitions, but not exactly the partitions of the read.
     """
     _check_partitions(place, partitions)
     return {tp: place.of(tp) for tp in partitions} if isinstance(place, ByTime) else {}
@@ -149,14 +149,14 @@ def settle(
     *,
     strict: bool = True,
 ) -> dict[TopicPartition, int]:
-    """Return the offset that ``place`` means in each partition of ``held``.
+    """Resolve ``place``, the start or the end of a read, to an offset in each partition of ``held``.
 
     ``held`` has the earliest offset and the readable end of each log. ``at_times`` has the offsets of the times from
     ``times_to_ask``, or None if no record is at or after the time. Without ``strict``, an offset outside the log is
     moved to the nearer end of the log.
 
     Raises:
-        ConfigError: the user did not give exactly the partitions of the read.
+        ConfigError: ``place`` names single partitions, but not exactly the partitions of the read.
         BrokerError: OFFSET_OUT_OF_RANGE if an offset is outside the log, or no record is at or after a time.
     """
     _check_partitions(place, held)

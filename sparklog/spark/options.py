@@ -2,8 +2,8 @@
 
 Options that Spark's Kafka source also has keep their names and meanings. Spark passes option names in lower case and
 adds its own options, which are accepted. Any other unknown name is refused with the most similar known name, because
-ignoring a misspelt option would silently read the wrong rows.
-A view can both read and insert, so reads and writes share one table, and each uses its own options.
+ignoring a misspelled option would silently read the wrong rows. A view can both read and insert, so reads and writes
+share one table, and each uses its own options.
 """
 
 from __future__ import annotations
@@ -157,8 +157,8 @@ def find_security(given: Mapping[str, str]) -> ClientSecurity | None:
 
     If the result is None, each process uses the file that the environment variable ``SPARKLOG_CLIENT_CONFIG`` names.
 
-    A password may be a reference or the password itself, because tasks get a token instead of the password. The
-    password of a key has to be a reference, because tasks need the key.
+    A password may be a reference (``${file:/path}`` or ``${env:NAME}``) or the password itself, because tasks get a
+    token instead of the password. The password of a key has to be a reference, because tasks need the key.
 
     Raises:
         ConfigError: a value is not valid, an option and its alias differ, or the password of a key is not a reference.
@@ -182,10 +182,11 @@ def find_security(given: Mapping[str, str]) -> ClientSecurity | None:
 
 
 def check_stored(security: ClientSecurity | None) -> None:
-    """Check that options can be stored in Spark's catalog.
+    """Check that the options for TLS and login can be stored in Spark's catalog, as options of a table.
 
     Raises:
-        ConfigError: the password is not a reference, so that it would be in the metadata of a table.
+        ConfigError: the password is given as text, which the catalog would store, and not as a reference, such as
+            ``${env:NAME}``.
     """
     if security is not None and security.password and not security.password.is_reference:
         raise ConfigError(

@@ -40,7 +40,7 @@ def report_losses(losses: Sequence[str], *, fail: bool) -> None:
 class ArchivePlace(NamedTuple):
     """The location of a topic's archive, where a task finds records that were archived after the read was planned.
 
-    ``origin`` decides whether the table at this location is an archive of the topic.
+    ``origin`` identifies the topic, so that the task can check that the table is an archive of the topic.
     """
 
     table: str
@@ -51,8 +51,10 @@ class ArchivePlace(NamedTuple):
 class RangeRead(InputPartition):
     """The plan of a task: read the offsets ``[start, end)`` of one partition as ``columns``. The driver pickles it.
 
-    ``last_epoch`` and ``local`` have the same meaning as the parameters of ``PartitionReader``. If ``times`` (us) is
-    set, only records with these timestamps are read. ``archive`` is set if the read includes the archive.
+    ``last_epoch`` is a leader epoch in which the log had reached ``start``. With it, the task detects that the log was
+    later truncated below ``start`` (NO_EPOCH: it does not). ``local`` says whether the task may read the files of a
+    replica on its host. If ``times`` (us) is set, only records with these timestamps are read. ``archive`` is set if
+    the read includes the archive.
     """
 
     bootstrap: str

@@ -173,7 +173,8 @@ def asked_ranges(
     ``ends`` are the start and end offsets of the logs, or of archive and log together.
 
     Raises:
-        ConfigError: a start is after its end, or the user did not give exactly the partitions of the read.
+        ConfigError: a start is after its end, or an option names single partitions, but not exactly the partitions of
+            the read.
         BrokerError: OFFSET_OUT_OF_RANGE if an offset is outside the log, or no record is at or after a time.
     """
     starts = settle_place(view, options.starting, ends, options=options, selected=selected, archive=archive)
@@ -241,10 +242,10 @@ def narrow(
 ) -> list[PartitionRange]:
     """Return ``ranges``, each beginning at the first offset that can match. ``firsts`` has this offset by partition.
 
-    A range of a partition without a match (None) is omitted. The end of a range does not change, because times are not
-    ordered, so that any later record may match. ``starts`` has the log start offsets. If a log now begins after the
-    start of a range, the start does not change either: matching records may have been archived, and deleted from the
-    log, before the lookup.
+    A range of a partition without a match (None) is omitted. The end of a range does not change: the timestamps in a
+    log are not ordered, so any later record may match. ``starts`` has the log start offsets. If a log now begins after
+    the start of a range, the start does not change either: matching records may have been archived, and deleted from
+    the log, before the lookup.
     """
     narrowed = []
     for tp, start, end in ranges:
@@ -263,12 +264,12 @@ def settle_place(
     selected: Selected,
     archive: TableSnapshot | None = None,
 ) -> dict[TopicPartition, int]:
-    """Return the offset that ``place``, the start or the end of the read, means in every partition.
+    """Resolve ``place``, the start or the end of the read, to an offset in each partition.
 
     With failOnDataLoss=false, a given offset outside the log is moved to the nearer end of the log.
 
     Raises:
-        ConfigError: the user did not give exactly the partitions of the read.
+        ConfigError: ``place`` names single partitions, but not exactly the partitions of the read.
         BrokerError: OFFSET_OUT_OF_RANGE if an offset is outside the log, or no record is at or after a time.
     """
     times = times_to_ask(place, ends)

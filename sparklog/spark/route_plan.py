@@ -96,8 +96,8 @@ def data_columns(shape: TopicShape, columns: StructType) -> StructType:
 def schema_diff(topic: pa.Schema, written: pa.Schema) -> str:
     """Return the differences between a topic's schema and the written columns, one column per line.
 
-    ``-`` marks the topic's column and ``+`` the written one. These are no differences: a nullable column that is not
-    written, and a written column that is only narrower or not nullable.
+    ``-`` marks the topic's column and ``+`` the written one. The following do not count as differences: a nullable
+    column of the topic that is not written, and a written column that only has a narrower type or is not nullable.
     """
     lines = []
     for field in topic:

@@ -1,17 +1,21 @@
-"""Exactly-once writes: the identity of a write (key, version, run), the messages of tasks, and the commit or abort.
+"""The exactly-once writes of Spark: how a write is identified, committed and aborted.
 
-A run is one writer object that Spark created on the driver. All its task attempts take part in one transaction, each
-with its own producer id. The messages that Spark passes to ``commit`` name the successful attempts. The commit also
-aborts the rows of all other attempts: failed, killed or late ones.
+Writes follow one another in a sequence, such as the micro-batches of a query. A *key*, which is a transactional id,
+identifies the sequence, and a *version* is the number of a write in the sequence. A *run* is one attempt to do a write:
+one writer object that Spark created on the driver.
 
-A streaming batch is identified by the query's id and the batch's number. Only tasks know them, so the driver learns
-them from the tasks' messages. A batch write has a new key, or a key from the name that its user gave it. Spark's own
-ids cannot identify a batch write, because all writes in one ``foreachBatch`` have the same ids.
+All task attempts of a run take part in one transaction, each with its own producer id. The messages that Spark passes
+to ``commit`` name the successful attempts. The commit also aborts the rows of all other attempts: failed, killed or
+late ones.
 
-A name that a user gives identifies one sequence of writes per topic. If the option ``topic`` names the topic, this
-topic's sequence has its own transactional key. If rows name the topics, the write is one transaction over all their
-topics under another key. When the first row for a topic appears, the write checks whether the topic already has the
-version. So a topic's versions may be under either key. Suppose that two runs have the same name, but different keys:
+The key of a streaming batch has the query's id, and the version is the batch's number. Only tasks know them, so the
+driver learns them from the tasks' messages. A batch write has a new key, or a key from the name that its user gave it.
+Spark's own ids cannot identify a batch write, because all writes in one ``foreachBatch`` have the same ids.
+
+A name that a user gives identifies one sequence of writes per topic. If the option ``topic`` names the topic, the key
+of the sequence contains the topic's id. If rows name the topics, the write is one transaction over all their topics
+under another key. When the first row for a topic appears, the write checks whether the version is already committed to
+the topic. So a topic's versions may be under either key. Suppose that two runs have the same name, but different keys:
 only one of them can commit. Each run first begins a transaction under its own key, and then sends SettleVersion for the
 other run's key. The second SettleVersion finds the transaction of the other run, and fences that run.
 """
@@ -49,11 +53,12 @@ BATCH_PREFIX, NAMED_PREFIX, STREAM_PREFIX = "write:", "app:", "query:"
 
 @dataclass(frozen=True, slots=True)
 class SinkRun:
-    """The identity of one attempt to write one version. A version is a micro-batch, or a batch write with its number.
+    """The identity of a run: one attempt to do one micro-batch or one batch write.
 
-    ``key`` identifies the sequence of versions to the transaction coordinator, as a transactional id does. ``app_id``
-    is the name that the user gave the write, or empty. ``topic_id`` is the id of the topic that the option names, or
-    empty if rows name their topics.
+    ``key`` is the transactional id that identifies a sequence of writes, such as those of a query. ``version`` is the
+    number of this write in the sequence. ``run_id`` is different for each attempt. ``app_id`` is the name that the user
+    gave the write, or empty. ``topic_id`` is the id of the topic that the option names, or empty if rows name their
+    topics.
     """
 
     key: str
@@ -81,7 +86,7 @@ class WrittenRows(WriterCommitMessage):
     The ranges may also contain records of other producers. ``run`` is None if the write is not exactly once.
     ``producer_id`` is None if an earlier run has committed this write; the task then only counted the rows.
     ``topic_ids`` has the ids of the written topics, by name. ``known_rows`` is the number of rows that were not
-    written because their topics already have this version.
+    written because this version of the write is already committed to their topics.
     """
 
     rows: int
@@ -152,10 +157,10 @@ def join_run(bootstrap: str, run: SinkRun, *, timeout_s: float, security: Securi
 
 
 def is_known(bootstrap: str, run: SinkRun, topic_id: str, *, security: Security = None) -> bool:
-    """Return whether a topic already has the version of a named write (txnAppId, txnVersion).
+    """Return whether the version of ``run``, a named write (txnAppId, txnVersion), is already committed to a topic.
 
-    It does not matter whether an option or the rows named the topic in the earlier write. Call this after joining
-    ``run``. All tasks of the run get the same result. Raises the same errors as ``join_run``.
+    It does not matter whether an option or the rows named the topic in the earlier write. Call this after ``join_run``.
+    All tasks of the run get the same result. Raises the same errors as ``join_run``.
     """
     asked = [(named_key(run.app_id), topic_id)]
     if run.is_by_topic:
@@ -176,7 +181,8 @@ def commit_run(bootstrap: str, messages: Sequence[WriterCommitMessage | None], *
         ClusterError: a task sent no message, so its rows may be missing, or the messages belong to several runs.
         BrokerError: INCONSISTENT_TOPIC_ID if a topic was recreated between two tasks.
         ProducerFenced, TransactionStateError: another run has taken over, and no row of this run is committed.
-        CommitOutcomeUnknown: no coordinator responded. Run the same version again to learn or complete the outcome.
+        CommitOutcomeUnknown: no coordinator responded. Repeat the write with the same version to complete the commit or
+            to learn the outcome.
     """
     written = [message for message in messages if isinstance(message, WrittenRows)]
     if missing := len(messages) - len(written):

@@ -32,7 +32,7 @@ class TaskLogin:
     """A provider of the settings with which the tasks of one read or write log in.
 
     ``lifetime_ms`` is the time after which a token expires unless tasks renew it; None means the brokers' default. With
-    ``checks_rarely`` a shared token that a broker has accepted within the last ten seconds is not checked again. Not
+    ``checks_rarely``, a shared token that a broker has accepted within the last ten seconds is not checked again. Not
     thread-safe: use it only in the planning process.
     """
 
@@ -52,10 +52,10 @@ class TaskLogin:
         self._tokens: dict[Scope, CachedToken] = {}
 
     def of(self, scope: Scope) -> LoginOfTasks:
-        """Return the login of tasks that start now, with a token of this scope.
+        """Return the login of tasks that start now, with a token that permits only the operations in ``scope``.
 
-        The token is valid for at least half of its period. If the options have no SASL login, or already have a token,
-        the result is the settings of the options.
+        The token does not expire before half of its period (the time from a renewal to the expiry) has passed. If the
+        options have no SASL login, or already have a token, the result is the settings of the options.
 
         Raises:
             BrokerError: the login failed.

@@ -1,4 +1,4 @@
-"""The scopes of the delegation tokens of Spark tasks: what the tasks of one read or write may do.
+"""The scope of a delegation token: the operations that the Spark tasks of one read or write may do with the token.
 
 This module is pure. The planning of a read does not load the modules of writes.
 """
@@ -20,17 +20,20 @@ _LITERAL, _PREFIXED = "Literal", "Prefixed"
 
 
 def read_scope(topics: Iterable[str]) -> Scope:
-    """Return the scope of tasks that read these topics. If there are too many topics, it is the scope of all topics."""
+    """Return the scope of a token for tasks that read these topics: the token permits only reads of the topics.
+
+    If there are more than ``MAX_SCOPE`` topics, the token permits reads of all topics.
+    """
     names = sorted(set(topics))
     return _on_topics("Read", names if len(names) <= MAX_SCOPE else [_EVERY_TOPIC])
 
 
 def write_scope(plan: WritePlan, *, streaming: bool) -> Scope:
-    """Return the scope of the tasks and of the commit of a write.
+    """Return the scope of a token for the tasks and the commit of a write: the operations that the token permits.
 
-    If rows name the topics, the scope has all topics. If an option names the topic of a named write, the scope has the
-    write's transactional ids. The ids of other writes are not known in advance, so the scope has the prefix of all such
-    ids.
+    If rows name the topics, the scope includes all topics. The scope of an exactly-once write also has transactional
+    ids. If the write is named (txnAppId, txnVersion) and an option names its topic, these are its own ids. The ids of
+    other writes are not known in advance, so the scope has the prefix that all such ids have.
     """
     options = plan.options
     topics = [_EVERY_TOPIC if options.topic is None else options.topic]

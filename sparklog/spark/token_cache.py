@@ -29,7 +29,7 @@ _CHECKED_S = 10.0
 
 
 class CachedToken(msgspec.Struct, frozen=True):
-    """A delegation token with its secret. Tasks that start before ``until_ms`` (since 1970) may get it.
+    """A delegation token with its secret. Tasks that start before ``until_ms`` (ms since 1970) may get it.
 
     A renewal by a task extends the token's life by ``period_ms``. If ``period_ms`` is 0, tasks cannot renew the token.
     """

@@ -12,8 +12,8 @@ already read.
 
 Workers keep freed memory (docs/adr/0014). pyspark reads each of Spark's batches into newly allocated memory. glibc
 returns freed memory to the kernel every few batches, and gets cleared pages for the next ones, with one page fault
-each. In a task that writes rows of 100 B, this is half of the kernel's time. Values of glibc that the user has set do
-not change.
+each. In a task that writes rows of 100 B, this is half of the kernel's time. If the user has set a parameter of glibc,
+its value does not change.
 
 A worker whose socket the JVM closes ends without a traceback. Spark closes the socket of a worker that was idle for a
 minute, and of a worker whose rows are no longer needed, as after a LIMIT. The worker then ends as intended, but its

@@ -2,7 +2,7 @@
 
 This module is pure. The guarantees of a topic depend on its rules (see ``history.Rules``). In every topic, no client
 may read an uncommitted record, and no record may change. A transaction is committed as a whole or not at all. A
-consumer may skip only offsets that its log hides from readers of committed records. The members of a group together
+consumer may skip only offsets that the log hides from readers of committed records. The members of a group together
 read each record, and a member begins at the last committed offset or after it. The checker compares the final logs of
 the replicas with each other. Then it compares all reads and writes with the final logs.
 """

@@ -2,7 +2,8 @@
 
 A history is a file of JSON lines, which are written as the events happen. The first line has the format version. Each
 record contains its name ``<producer>:<number>``; each producer counts its records. Records of batches, polls and logs
-are written as runs (``Run``), so that a history of millions of records stays readable. ``checker`` checks a history.
+are written as ranges of consecutive records (``Run``), so that a history of millions of records stays readable.
+``checker`` checks a history.
 """
 
 from __future__ import annotations
@@ -119,7 +120,7 @@ class Polled(_Entry, frozen=True, tag="polled"):
 
 
 class Assigned(_Entry, frozen=True, tag="assigned"):
-    """The event that a member of a group has received a partition. It begins at the group's committed offset."""
+    """The event that a member of a group was assigned a partition, which it reads from the group's committed offset."""
 
     consumer: str
     group: str
@@ -146,7 +147,7 @@ class ConsumerFailed(_Entry, frozen=True, tag="consumer_failed"):
 
 
 class RecordedFault(_Entry, frozen=True, tag="fault"):
-    """The event that a fault was injected, or that the cluster was acted on in another way. ``text`` describes it."""
+    """The event that the test injected a fault, or changed the cluster in another way. ``text`` describes it."""
 
     text: str
     error: str = ""
@@ -264,7 +265,10 @@ def read_history(path: Path) -> Iterator[Entry]:
 
 
 def runs_of(records: Iterable[tuple[int, str, int]]) -> tuple[Run, ...]:
-    """Group records, given as (offset, producer, number) in the order of offsets, into runs."""
+    """Group consecutive records into runs (see ``Run``).
+
+    Each record is given as (offset, producer, number). The records are in the order of their offsets.
+    """
     runs: list[Run] = []
     offset, producer, first, count = -1, "", -1, 0
     for at, who, number in records:

@@ -1,8 +1,8 @@
 """The interface of a network that tests can partition.
 
 ``proxies.py`` implements it with TCP proxies on any machine, ``namespaces.py`` with network namespaces where the
-machine permits them. The parties are: each broker, the controller (all controller processes together), ZooKeeper, and
-the clients (all other processes).
+machine permits them. A party is an end of the connections that tests can cut. The parties are: each broker, the
+controller (all controller processes together), ZooKeeper, and the clients (all other processes).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 
 def broker_party(broker_id: int) -> str:
-    """Return the name that a broker has as a party of the network, for example in ``cut``."""
+    """Return the broker's name in the network, as the methods of ``Network`` expect it."""
     return f"broker-{broker_id}"
 
 

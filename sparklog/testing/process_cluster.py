@@ -1,6 +1,6 @@
 """A real cluster without Spark: ZooKeeper, a controller, and broker processes that tests can kill, pause and isolate.
 
-It is for tests of behaviour that only real processes have. All files are below one directory. A restarted broker has
+It is for tests of behavior that only real processes have. All files are below one directory. A restarted broker has
 the same port as before. ``stop`` ends all processes, even paused or hanging ones.
 
 The controller is a thread of this process. For tests of controller faults, it is two processes, one active and one
@@ -280,7 +280,7 @@ class ProcessCluster:
                 self.kill(slot.broker_id, signal.SIGCONT)
 
     def stop_brokers(self) -> dict[int, int]:
-        """Stop all brokers in the way of ``sparklog cluster stop``; return the exit codes by broker id.
+        """Stop all brokers as ``sparklog cluster stop`` does; return the exit codes by broker id.
 
         Brokers refuse new writes, followers catch up, all logs are flushed, and the ISRs do not change.
         """

@@ -47,7 +47,7 @@ class SettledAdmin(Admin):
         """Wait until all live brokers have the same metadata of all topics.
 
         Raises:
-            ClientTimeout: the time of a request is over.
+            ClientTimeout: the brokers did not agree within the timeout of a request.
         """
         self._metadata(None)
 

@@ -2,8 +2,8 @@
 
 A checker sees the state of the whole cluster at once: all logs, all high watermarks, ZooKeeper, and every response to a
 client. There is one checker for each partition of a topic id. Each check examines only what the last step has changed;
-by induction, all invariants hold. For example, the first batches of a log that equal the committed batches stay equal
-until the log is truncated.
+by induction, all invariants hold. For example, if the first batches of a log equal the committed batches, they stay
+equal until the log is truncated.
 """
 
 from __future__ import annotations
@@ -223,7 +223,8 @@ class PartitionChecker:
     def holds(self, broker: int, end: int, rule: str, why: str) -> None:
         """Check that the broker's log has all committed records below ``end``.
 
-        The message of a violation names ``rule`` and ``why`` the broker must have them.
+        The error for a violation has the name of the violated guarantee (``rule``), and the reason for which the broker
+        must have the records (``why``).
         """
         if broker in self.lost or self.bereft or not end:
             return

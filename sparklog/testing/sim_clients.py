@@ -1,8 +1,8 @@
 """Clients of the simulated cluster: idempotent producers that retry, and writers that do not.
 
-A producer has at most five batches without a response in flight, beginning with the oldest, like ``PartitionQueues``.
-It retries them in order until each has a response, and gives up after its delivery timeout. It is then unknown whether
-the batches are in the log, so the producer continues with a new epoch of its producer id, from sequence 0.
+A producer sends its batches in order, and has at most five batches in flight, like ``PartitionQueues``. It retries them
+in order until each has a response, and gives up after its delivery timeout. The producer then does not know whether the
+batches are in the log, so it continues with a new epoch of its producer id, from sequence 0.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 """The Spark driver of a simulated cluster, which may end and be started again.
 
 While there is no driver, no broker has a supervisor, and the driver's controllers are down: all of them, or all but a
-standby on another host. After its return, the driver may leave one broker without a supervisor for a while.
+standby on another host. A driver that starts again may leave one broker without a supervisor for a while.
 
 A broker without a supervisor is an orphan. The production class ``SupervisorLease`` decides how an orphan reacts. The
 simulation checks these rules: without a driver, every broker continues to serve, with or without a controller. An
-orphan stops only if a live driver has left it out and it is in no ISR.
+orphan stops only if it is in no ISR and a live driver supervises the other brokers, but not the orphan.
 """
 
 from __future__ import annotations

@@ -294,9 +294,9 @@ class SimFaults:
     def end(self) -> int:
         """Start every process that is down, and end all faults; return the time at which the last pause ends.
 
-        Pauses are not shortened, because otherwise later messages would overtake earlier messages of their connection,
-        which wait for the end of the pause. Until then, a paused process may still believe that it is leader, and
-        refuse appends.
+        Pauses are not shortened. Otherwise later messages would overtake messages of the same connection that already
+        wait for the end of the pause. During its pause, a process may still believe that it is leader, and refuse
+        appends.
         """
         for broker in self.cluster.brokers.values():
             broker.append_fault = None

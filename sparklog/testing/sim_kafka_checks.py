@@ -31,7 +31,7 @@ class _Producer:
 
 
 class KafkaChecks:
-    """The checker of the promises to the Kafka producers of one cluster."""
+    """The checker of the guarantees that a cluster gives to Kafka producers."""
 
     def __init__(self) -> None:
         self._producers: dict[tuple[str, int], _Producer] = {}
@@ -56,7 +56,7 @@ class KafkaChecks:
         self._acked.setdefault(transaction, set()).add(body)
 
     def learned(self, checker: PartitionChecker, transaction: str, *, commit: bool) -> None:
-        """Record the outcome of a transaction in the response to EndTxn."""
+        """Record the outcome that a client received for its transaction, in the response to EndTxn."""
         self._learned[transaction] = commit
         if self._fates.get(transaction, commit) != commit:
             checker.fail("transactions are atomic", f"{transaction}: the client learned commit={commit}")

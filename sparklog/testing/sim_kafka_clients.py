@@ -1,8 +1,9 @@
-"""Kafka's producers in a simulated cluster: transactional ones of both versions, and idempotent ones.
+"""Kafka's producers in a simulated cluster: transactional producers of both protocol versions, and idempotent ones.
 
 A client of the older version keeps its producer id and epoch, continues its sequences in the next transaction, and
-sends AddPartitionsToTxn. A client with transaction.version 2 gets the next epoch from EndTxn, and its leaders add the
-partitions. Both send up to three batches of a partition before the first response, and retry them in order.
+sends AddPartitionsToTxn. A client with transaction.version 2 gets the next epoch from EndTxn, and the partitions'
+leaders add the partitions to the transaction. Both send up to three batches of a partition before the first response,
+and retry them in order.
 
 Each client is a generator: it yields a function that begins a wait, and is resumed with the result. Responses may come
 late, twice or never. A copy of a batch may come at any time. The connection to a coordinator keeps the order of
@@ -285,7 +286,10 @@ class KafkaIdempotent(_Producer):
 
 
 class KafkaTransactional(_Producer):
-    """A transactional producer, from its start to its end. ``raises`` is whether it uses transaction.version 2."""
+    """A transactional producer, from its start to its end.
+
+    ``raises`` is true if the producer uses transaction.version 2, in which EndTxn raises the producer epoch.
+    """
 
     def __init__(self, clients: KafkaClients, key: str, name: str, *, raises: bool) -> None:
         super().__init__(clients, key, name)

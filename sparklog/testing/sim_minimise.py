@@ -1,8 +1,9 @@
-"""The reduction of a failing case to a small one that violates the same guarantee: fewer partitions, steps and actions.
+"""The reduction of a failing case: a search for a smaller case that violates the same guarantee.
 
-If an action is omitted, all later messages have other delays and losses. So the minimiser plays a smaller case with a
-few network seeds (``salt``) before it rejects the case. The result is an ordinary ``Case``, which fails again in the
-same way. Source: delta debugging, "Simplifying and Isolating Failure-Inducing Input" (Zeller, Hildebrandt).
+A smaller case has fewer partitions, steps and actions. If an action is omitted, all later messages have other delays
+and losses. So the minimizer plays a smaller case with a few network seeds (``salt``) before it rejects the case. The
+result is an ordinary ``Case``, which fails again in the same way. Source: delta debugging, "Simplifying and Isolating
+Failure-Inducing Input" (Zeller, Hildebrandt).
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ GAP_MS = 20
 
 
 class Minimiser:
-    """A minimiser of one failing case. ``case`` is the smallest case so far that violates ``rule``."""
+    """A minimizer of one failing case. ``case`` is the smallest case so far that violates ``rule``."""
 
     def __init__(self, case: Case, found: Found, *, budget: int = BUDGET) -> None:
         self.rule = found.rule

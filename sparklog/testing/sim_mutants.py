@@ -1,6 +1,6 @@
 """The table of mutants: variants of the code with a bug, which the simulator must find.
 
-Each mutant breaks one rule (``sim_variants``). It runs without the assertions of the cores, so that only its behaviour
+Each mutant breaks one rule (``sim_variants``). It runs without the assertions of the cores, so that only its behavior
 shows the bug.
 """
 

@@ -1,8 +1,8 @@
 """The simulated clock and network: one queue of events, and one seed for all random choices.
 
 A separate random generator (``salt``) decides the delay and loss of messages, so that the same schedule of faults can
-be played with other delays and losses. Every later event goes through ``put``. So the same seed always has the same run
-and the same trace.
+be played with other delays and losses. Each event has a place in the one queue, so the same seed always has the same
+run and the same trace.
 """
 
 from __future__ import annotations

@@ -321,7 +321,7 @@ class ReplicaPerformer(PeerBroker):
     def _fetch(self, tp: TopicPartition, hosted: Hosted, fetching: Fetching) -> None:
         """Send one request of the fetch loop, from the current log end offset.
 
-        Every response goes to the core, which recognises stale responses. Only the first response to the latest request
+        Every response goes to the core, which recognizes stale responses. Only the first response to the latest request
         continues the loop.
         """
         if hosted.fetching is not fetching:

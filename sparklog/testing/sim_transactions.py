@@ -78,7 +78,7 @@ class SimContext(BrokerContext):
 
 
 class SimPartition:
-    """A partition of a simulated broker, as the production code sees a ``Partition``."""
+    """A partition of a simulated broker, with the part of ``Partition``'s interface that the production code uses."""
 
     rules = SimpleNamespace(schema_id=0)
     offline = None
@@ -115,7 +115,7 @@ class SimPartition:
 
 
 class SimPartitions:
-    """The partitions of one process of a simulated broker, as the production code sees ``Partitions``."""
+    """The partitions of a simulated broker's process, with the part of ``Partitions``' interface that the code uses."""
 
     def __init__(self, broker: SimBroker) -> None:
         self._broker = broker
@@ -135,7 +135,7 @@ class TransactionPeer(Protocol):
     """The part of another broker that this module uses."""
 
     def verify(self, request: VerifyTransaction, reply: Callable[[VerifyTransactionReply | BrokerError], None]) -> None:
-        """Receive the question of a leader whether a producer may append."""
+        """Receive a leader's request that asks whether a producer may append."""
 
     def write_marker(self, marker: TransactionMarker, leader_epoch: int, reply: OnResult) -> None:
         """Receive a marker of a coordinator."""

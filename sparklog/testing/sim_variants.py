@@ -373,7 +373,10 @@ class ForsakenLease(SupervisorLease):
 
 
 def done_too_early(move: Reassignment, isr: Collection[int], min_isr: int) -> bool:
-    """Return whether replicas outside the target may leave the ISR: here too early, with one target replica in sync."""
+    """Return whether replicas outside the target may leave the ISR.
+
+    This variant returns True too early: it requires only one target replica in the ISR.
+    """
     return bool(set(move.target).intersection(isr))
 
 

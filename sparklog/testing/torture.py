@@ -6,9 +6,9 @@
 
 Processes, sockets and disks are real: ZooKeeper, an active and a standby controller, brokers. The seed decides the
 faults, but not the timing of threads and packets. At most one broker, one controller and ZooKeeper are broken at the
-same time. ``--beyond`` also kills all brokers at once now and then. With ``--secure`` clients log in over TLS, and
-brokers and controllers have certificates. With ``--kafka`` clients of
-Kafka use the same topics through the Kafka listener. The exit code is 1 if a guarantee was violated.
+same time. ``--beyond`` also kills all brokers at once now and then. With ``--secure``, clients log in over TLS, and
+brokers and controllers have certificates. With ``--kafka``, Kafka clients use the same topics through the Kafka
+listener. The exit code is 1 if a guarantee was violated.
 """
 
 from __future__ import annotations
