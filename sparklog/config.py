@@ -1,7 +1,7 @@
 """The settings of topics and of brokers: one table for each, with defaults, units and ranges.
 
-Keys have Kafka's names where the meaning is Kafka's. A setting with a unit has it in its Python name. Values are
-checked once; afterwards the settings are immutable. The error for a value out of range shows the allowed range. The
+Keys have Kafka's names where the meaning is Kafka's. The Python name of a setting with a unit contains the unit. Values
+are checked once; afterwards the settings are immutable. The error for a value out of range shows the allowed range. The
 error for an unknown key suggests the most similar key.
 """
 

@@ -67,8 +67,8 @@ def producer_id_floor(now_s: float) -> int:
 def believed_producer_ids(end: int, now_s: float) -> int:
     """Return ``end``, the end of a block of producer ids as reported by a broker, or 0 if it is implausibly high.
 
-    A producer id is implausible if it is far above the floor of the time ``now_s``. A damaged number must not raise all
-    later ids above the range of a batch header.
+    A producer id is implausible if it is far above ``producer_id_floor(now_s)``. Without this check, a damaged number
+    could raise all later ids above the range of a batch header.
     """
     return end if end - producer_id_floor(now_s) <= _BELIEVED_LEAD else 0
 
@@ -199,8 +199,8 @@ class BrokerRegistration(msgspec.Struct, frozen=True):
     only for these partitions. A controller of an earlier release ignores ``doubted``, and counts none of the broker's
     replicas as in sync.
 
-    The code that registers the broker sets ``incarnation`` and the identity of the process. ``pid`` is the process's
-    number in ``pid_namespace`` on the boot ``boot_id``. ``start_time``, in clock ticks after boot, distinguishes the
+    The code that registers the broker sets ``incarnation`` and the identity of the process: the id of the host's boot,
+    the namespace of process ids, and the process id. ``start_time``, in clock ticks after boot, distinguishes the
     process from a later process with the same pid. A namespace or start time of 0 is unknown, because earlier releases
     do not set it. ``BrokerEndpoint`` describes ``proves``, ``endpoints`` and ``kafka_endpoints``. ``host`` and ``port``
     are the address of the first listener for clients, for releases that do not know ``endpoints``.
@@ -278,7 +278,7 @@ class VersionedState(msgspec.Struct, frozen=True, array_like=True, gc=False):
 class TopicStates(msgspec.Struct, frozen=True, array_like=True):
     """The states of some partitions of one topic, as their leader wrote them to ZooKeeper.
 
-    ZooKeeper may have newer states in the meantime.
+    By now, ZooKeeper may have newer states.
     """
 
     topic: str

@@ -91,7 +91,8 @@ def consume(
     end of each partition. Text prints values; typed topics print their columns separated by tabs. JSON prints one
     object per line. Arrow writes a file, or a stream to standard output. The produce command can write JSON, CSV,
     Arrow and Parquet output to a topic with the same schema. A column is null in records written before it was added.
-    File names that end with .gz or .zst compress text, JSON and CSV. --timeout limits the wait for the next record.
+    Text, JSON and CSV are compressed if the file name ends with .gz or .zst. --timeout limits the wait for the next
+    record.
 
     Example: sparklog consume flights --from earliest --count 10 --format json
     """

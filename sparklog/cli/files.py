@@ -98,7 +98,8 @@ def plain_path(path: Path) -> Path:
 def open_input(path: Path | None, kind: InputFormat, *, schema: pa.Schema, separator: str | None) -> Iterator[Input]:
     """Open a file, or standard input, for a ``with`` block.
 
-    ``schema`` is the topic's schema. Text is parsed to its types.
+    ``schema`` is the topic's schema: CSV and JSON values are parsed to the types of its columns. ``separator`` is the
+    text between key and value, for the formats lines and whole; with None there are no keys.
 
     Raises:
         ConfigError: the content does not have the format. The error may also be raised later, while the tables are

@@ -115,8 +115,9 @@ _FAST_DECODER = msgspec.json.Decoder(float_hook=Decimal)
 def flat_objects(block: bytes) -> list[dict[str, Any]] | None:
     """Return the objects of ``block`` if each line is one object without nested values; otherwise None.
 
-    Also return None if an object has a name twice, because the parser keeps only one of the values. The number of
-    quotes shows this: every name and every string has two, so the parsed objects need exactly as many as the block has.
+    Also return None if an object has a name twice, because the parser keeps only one of the two values. To detect this,
+    the function counts quotes: each name and each string value of the parsed objects accounts for two. If ``block`` has
+    any other number of quotes, return None.
     """
     try:
         rows = _FAST_DECODER.decode_lines(block)

@@ -249,7 +249,8 @@ def plan(
 ) -> dict[TopicPartition, tuple[int, ...]]:
     """Return the target replicas of each partition of ``which``.
 
-    The target is the brokers ``to``. Without ``to``, the cluster places ``replication_factor`` replicas.
+    If ``to`` is given, it lists the ids of the target brokers. Otherwise this function chooses ``replication_factor``
+    brokers for each partition.
     """
     topic, partition = _parse(which)
     if to is None:

@@ -12,7 +12,7 @@ from sparklog.record.schema import fit_table
 
 
 class NewestColumns:
-    """A converter of consumed records to the newest known schemas of their topics. One command uses it.
+    """A converter of consumed records to the newest known schemas of their topics. Each command creates its own.
 
     A topic's schema only gets new nullable columns, so an older record has nulls in the new columns.
     """

@@ -83,8 +83,8 @@ def dump(
 
 @segments.command("compare")
 def compare(paths: Paths, as_json: JsonForTable = False) -> None:
-    """Compare replicas of the same partitions up to the offset that both know as committed. The exit code is 1 if
-    replicas differ.
+    """Compare the first replica of each partition with the others, up to the lower of the two high watermarks. The exit
+    code is 1 if replicas differ.
 
     Example: sparklog segments compare broker-0/logs broker-1/logs broker-2/logs
     """

@@ -1,4 +1,4 @@
-"""``sparklog partitions set-aside``: logs that brokers keep although they belong to no existing topic."""
+"""``sparklog partitions set-aside``: logs of no existing topic, which brokers keep without serving them."""
 
 from __future__ import annotations
 
@@ -57,8 +57,8 @@ def restore(
 ) -> None:
     """Recreate a topic from the logs that brokers have set aside, with its original id and records.
 
-    The log with the highest end offset leads each partition, and the other replicas copy from it. Asks for confirmation
-    unless --yes is given.
+    In each partition, the replica with the highest log end offset becomes the leader, and the other replicas copy from
+    it. Asks for confirmation unless --yes is given.
 
     Example: sparklog partitions set-aside restore flights
     """

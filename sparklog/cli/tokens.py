@@ -1,4 +1,4 @@
-"""``sparklog tokens``: delegation tokens, with which a helper of a user logs in without the user's password."""
+"""``sparklog tokens``: delegation tokens, with which a program logs in as a user without the user's password."""
 
 from __future__ import annotations
 
@@ -102,8 +102,8 @@ def renew(
     timeout: Timeout = 30.0,
     as_json: AsJson = False,
 ) -> None:
-    """Renew a token, so that it expires later. The owner and the renewers of a token may renew it. A client that has
-    logged in with the token may renew it too, and needs no id.
+    """Renew a token, so that it expires later. The owner and the renewers of a token may renew it. A client that logs
+    in with the token may renew it too, and may omit the token's id.
 
     Example: sparklog tokens renew --client-config reader.conf
     """
@@ -151,7 +151,7 @@ def list_tokens(
     as_json: AsJson = False,
 ) -> None:
     """List the tokens that the user of this login may see, without their secrets: those that the user owns or may
-    renew, and those on which the user may Describe.
+    renew, and those for which ACLs allow the user the operation Describe.
 
     Example: sparklog tokens list --owner User:anna
     """

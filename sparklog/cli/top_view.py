@@ -71,8 +71,8 @@ class PartitionRow(NamedTuple):
 class GroupRow(NamedTuple):
     """The row of one consumer group in the view.
 
-    ``lag`` is the sum of the lags up to the high watermark over all partitions with committed offsets. ``worst`` is the
-    partition with the largest lag.
+    ``lag`` is the sum of the lags of all partitions with committed offsets. The lag of a partition is the distance from
+    its committed offset to its high watermark. ``worst`` is the partition with the largest lag.
     """
 
     group: str

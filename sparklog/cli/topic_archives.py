@@ -30,7 +30,7 @@ def locate(
     as_json: AsJson = False,
 ) -> None:
     """Find the first record at or after a time in each partition, in the archive or in the log. If no such record
-    exists yet, the store is "ahead" and the offset is the log end offset.
+    exists yet, the column "store" has "ahead", and the column "offset" has the log end offset.
 
     Example: sparklog topics locate flights 2024-05-01T00:00:00Z --history /data/archive
     """

@@ -87,9 +87,9 @@ def rebuild(
 ) -> None:
     """Write topics, assignments and counters from the brokers' log directories into an empty ZooKeeper.
 
-    Pass the directories of all brokers: the given log with the highest end offset leads each partition. Stop the
-    cluster first. The command fails if ZooKeeper already has topics. --data-dir uses the log directories below that
-    directory.
+    Pass the directories of all brokers: in each partition, the replica with the highest log end offset becomes the
+    leader. Stop the cluster first. The command fails if ZooKeeper already has topics. --data-dir uses the log
+    directories below that directory.
 
     Example: sparklog zookeeper rebuild /disk1/log --inventory host-2.json --zookeeper zk1:2181/sparklog
     """

@@ -1,4 +1,4 @@
-"""The options of commands that use ZooKeeper: its address, and how to prove an identity to it."""
+"""The options of commands that use ZooKeeper: its address, and the settings for TLS and login to ZooKeeper."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Producer, consumer, admin and bounded readers: one core over asyncio and blocking connections."""
+"""The clients of a cluster: the producer, the consumer, the admin client, and readers of a range of offsets."""

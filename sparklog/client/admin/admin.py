@@ -281,7 +281,7 @@ class Admin:
         """Move partitions to other brokers. Return when the moves have started.
 
         ``reassignments`` lists the moves, and ``wait_until_moved`` waits for their end. If there is a controller, the
-        broker that received the request knows the moves when this returns.
+        broker that received the request knows the moves when this method returns.
 
         Args:
             what: the new brokers of each partition, preferred leader first; or the name of a topic, together with
@@ -427,7 +427,9 @@ class Admin:
     # --- ACLs ---
 
     def create_acls(self, acls: Iterable[AclBinding]) -> None:
-        """Add ACLs, which ``security.acls.binding`` creates. Existing ACLs do not change. A call may be repeated.
+        """Add ACLs. Existing ACLs do not change, and a call may be repeated.
+
+        ``security.acls.binding`` returns the AclBinding for a principal, an operation and a resource.
 
         Raises:
             BrokerError: CLUSTER_AUTHORIZATION_FAILED if this client may not Alter the cluster; SECURITY_DISABLED if the
@@ -630,7 +632,7 @@ class Admin:
         period_ms: int | None = None,
         scope: Iterable[ScopeText] | None = None,
     ) -> CreatedToken:
-        """Create a token with which helpers of this process log in as its principal, without its password.
+        """Create a token with which other processes (helpers) log in as this client's principal without the password.
 
         Args:
             renewers: principals, such as ``User:otto``, that may renew and end the token.
@@ -756,7 +758,8 @@ class Admin:
     ) -> list[quota_admin.ClientQuotas]:
         """Return the quotas of the entities (users, client ids, addresses) that match the arguments.
 
-        None matches every name, and also an entity without this part. An empty name matches the default.
+        An argument that is None does not restrict the result. An empty name matches only the default entity, which has
+        the quotas of all users, client ids or addresses without quotas of their own.
         """
         return quota_admin.describe_quotas(self._cluster, QuotaKey(user, client_id, ip))
 

@@ -131,12 +131,12 @@ def wait_until_whole(
     what: str,
     also: Callable[[ClusterSnapshot], str] = lambda snapshot: "",
 ) -> ClusterSnapshot:
-    """Take snapshots until the cluster is whole, and the further check ``also`` returns "". Return the last snapshot.
+    """Take snapshots until every broker is alive and every replica is in sync. Return the last snapshot.
 
-    A cluster is whole if every broker is alive and every replica is in sync.
+    ``also`` is a further check of each snapshot. It returns a problem as text, or "" if there is none.
 
     Raises:
-        ClientTimeout: the cluster is not whole after ``timeout_s``. The message has ``what`` and the problems.
+        ClientTimeout: there are still problems after ``timeout_s``. The message has ``what`` and the problems.
     """
     deadline = Deadline(timeout_s)
     before: ClusterSnapshot | None = None

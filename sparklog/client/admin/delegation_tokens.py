@@ -1,4 +1,4 @@
-"""The administration of delegation tokens. With a token, a helper of a process logs in without the password."""
+"""The administration of delegation tokens. With a token, another process logs in as a user without the password."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ ScopeText: TypeAlias = "tuple[str, str, str] | tuple[str, str, str, str]"
 class DelegationTokenDescription:
     """A delegation token without its secret. Times are milliseconds since the Unix epoch.
 
-    ``scope_size`` is the number of entries of the token's scope, or None if the token has no scope. Then its holder may
-    do everything that its owner may do. ``scope`` has the first three entries. The holder can renew the token for
-    ``period_ms`` at a time; 0 means that it cannot.
+    The scope lists what a client that logs in with the token may do. ``scope_size`` is its number of entries, and
+    ``scope`` has the first three. Without a scope, ``scope_size`` is None, and the client may do everything that the
+    token's owner may do. The client can renew the token for ``period_ms`` at a time; 0 means that it cannot.
     """
 
     token_id: str

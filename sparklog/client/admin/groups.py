@@ -1,4 +1,4 @@
-"""Administration of consumer groups: their offsets and members, their list, and their deletion."""
+"""The administration of consumer groups: listing, describing and deleting them, and setting their offsets."""
 
 from __future__ import annotations
 
@@ -118,8 +118,8 @@ class GroupDescription:
     """A group with its members.
 
     ``state``: ``"empty"`` (no members), ``"reconciling"`` (a rebalance is in progress) or ``"stable"``. For a group of
-    Kafka's classic protocol, ``protocol`` is the assignment strategy, or ``"classic"`` while there is none, and
-    ``group_epoch`` is the generation. For any other group, ``protocol`` is empty.
+    Kafka's classic protocol, ``protocol`` is the assignment strategy, or ``"classic"`` if the members have chosen none
+    yet, and ``group_epoch`` is the generation. For any other group, ``protocol`` is empty.
     """
 
     group: str

@@ -120,7 +120,7 @@ def _refusal(refused: Sequence[PartitionResult], asked: int, taken: int) -> Brok
 
 
 def list_moves(cluster: BlockingCluster, brokers: Iterable[BrokerDescription] = ()) -> list[MoveDescription]:
-    """Return the moves in progress. The sizes of the copies come from ``brokers``."""
+    """Return the moves in progress. ``brokers`` has the sizes of the replicas, which show how much is copied."""
     reply = cluster.retrying("moves", lambda: cluster.ask_any(ListReassignments(0), ListReassignmentsReply))
     sizes = {
         (TopicPartition(replica.topic, replica.partition), broker.address.broker_id): replica.size_bytes
@@ -186,9 +186,10 @@ def _place(tp: TopicPartition, part: PartitionMetadata) -> str:
 def elect(
     cluster: BlockingCluster, partitions: Iterable[TopicPartition] | None, *, unclean: bool, timeout_ms: int
 ) -> dict[TopicPartition, BrokerError]:
-    """Elect the preferred leaders, or with ``unclean`` any live replicas. Return the failures by partition.
+    """Elect the preferred leader of each partition. Return the failures by partition.
 
-    Partitions that need no election are not in the result.
+    With ``unclean``, instead elect any live replica, in partitions whose ISR has no live member. Partitions that need
+    no election are not in the result.
     """
     kind = "unclean" if unclean else "preferred"
     requests = [ElectLeaders(0, kind, timeout_ms)]

@@ -1,8 +1,9 @@
 """The restart of all brokers, one at a time, without refused requests.
 
-Each broker is restarted only when the cluster is whole (see ``cluster_health``). So with f+1 replicas, any f-1 other
-brokers may fail during a restart. After the restart, the broker is elected again for the partitions whose preferred
-leader it is. Without this election, the broker that restarts last would lead no partition afterwards.
+Each broker is restarted only when all brokers are alive and all replicas are in sync (see ``cluster_health``). So with
+f+1 replicas, any f-1 other brokers may fail during a restart. After the restart, the broker is elected again for the
+partitions whose preferred leader it is. Without this election, the broker that restarts last would lead no partition
+afterwards.
 """
 
 from __future__ import annotations

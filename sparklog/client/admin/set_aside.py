@@ -1,4 +1,4 @@
-"""The administration of set-aside logs: their list on all brokers, their restore as topics, and their removal."""
+"""The administration of set-aside logs: listing the logs of all brokers, restoring topics, and deleting logs."""
 
 from __future__ import annotations
 

@@ -59,7 +59,7 @@ def create_topic(
 ) -> str:
     """Create a topic, and wait until its partitions have leaders.
 
-    Return the warning about the placement of its replicas, or "".
+    Return a warning if replicas of one partition share a host, or else "".
 
     See ``Admin.create_topic`` for the arguments and errors.
     """
@@ -121,7 +121,7 @@ def delete_records(
 def create_partitions(
     cluster: BlockingCluster, name: str, partitions: int, *, assignment: Sequence[Sequence[int]], timeout_s: float
 ) -> str:
-    """Add partitions, and wait until they have leaders. Return the warning about their placement, or "".
+    """Add partitions, and wait until they have leaders. Return a warning if replicas share a host, or else "".
 
     See ``Admin.create_partitions`` for the arguments and errors.
     """

@@ -1,4 +1,4 @@
-"""The administration of transactions: their list, their abort, and hanging transactions."""
+"""The administration of transactions: listing and aborting them, and finding hanging transactions."""
 
 from __future__ import annotations
 

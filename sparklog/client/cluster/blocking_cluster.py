@@ -1,8 +1,8 @@
 """Blocking connections to the brokers of one cluster, with metadata and retries, for Admin, Consumer and readers.
 
 The client has no thread and no event loop. The client works in the caller's thread, and opens connections when they are
-needed. ``RoutingCore`` and ``Retry`` make the decisions, and this module performs the decisions. The module does not
-depend on the content of requests.
+needed. ``RoutingCore`` chooses brokers, ``Retry`` decides about retries, and this module does the I/O. The module does
+not depend on the content of requests.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ class BlockingCluster:
     def run(self, steps: RoutingSteps[T], *, over: BlockingConnection | None = None) -> T:
         """Perform the effects that the generator ``steps`` yields, and return the generator's result.
 
-        With ``over``, use this connection, and not the client's own connections.
+        If ``over`` is given, send all requests on this connection instead of the client's own connections.
 
         Raises:
             BrokerError: the error that ``steps`` raises.
@@ -162,7 +162,7 @@ class BlockingCluster:
         return None
 
     def ask_any(self, request: Request, expected: type[R]) -> R:
-        """Send a request once, to any reachable broker. The broker may use the whole request timeout."""
+        """Send a request once, to any reachable broker, and wait for the response for up to the request timeout."""
         return self.run(self.core.ask_any(request, expected, is_long=True))
 
     def ask_broker(self, broker_id: int, request: Request, expected: type[R]) -> R:

@@ -27,7 +27,7 @@ class BlockingCoordinator:
     def ask(self, request: Request, expected: type[R], *, timeout_s: float | None = None) -> R:
         """Repeat a request until it succeeds, for at most ``timeout_s`` (None: the client's default).
 
-        A retry is also necessary if the coordinator changes, or if a new coordinator is loading its state.
+        Among other failures, retry after a change of the coordinator, and while a new coordinator loads its state.
 
         Raises:
             BrokerError: an error that is not retriable.

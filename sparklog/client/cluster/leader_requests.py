@@ -27,9 +27,9 @@ def ask_leaders(
 ) -> dict[TopicPartition, P]:
     """Send requests to the leaders of partitions until each partition has a result. Return the results by partition.
 
-    ``ask`` sends one request to one broker and returns the results in the order of its partitions. ``check`` is called
-    with each successful result, and may raise a BrokerError if the result must not be used. Only failed partitions are
-    requested again.
+    ``ask`` sends one request about the given partitions to one broker, and returns the results in the order of these
+    partitions. ``check`` is called with each successful result, and may raise a BrokerError if the result must not be
+    used. Only failed partitions are requested again.
 
     Raises:
         BrokerError: an error that is not retriable; UNKNOWN_TOPIC_OR_PARTITION.

@@ -269,7 +269,10 @@ class LoopCluster:
         self._report(await self.run(self.core.refresh_noting_errors((topic,))))
 
     def merge_leader(self, tp: TopicPartition, leader: int, epoch: int) -> bool:
-        """Store the new leader that a former leader has named. Return whether it is new and its address is known."""
+        """Store the new leader that a former leader has named.
+
+        Return whether the leader is new and its address is known.
+        """
         return self.metadata.merge_leader(tp, leader, epoch)
 
     def _report(self, problem: str) -> None:
@@ -287,7 +290,7 @@ class LoopCluster:
             connection.close()
 
     async def closed(self) -> None:
-        """Wait until the tasks and connections that ``close`` has cancelled and closed have ended."""
+        """After ``close``, wait until all tasks and connections of this client have ended."""
         await asyncio.gather(*self.tasks, return_exceptions=True)
         await asyncio.gather(*(connection.ended() for connection in self._connections.values()))
 

@@ -33,7 +33,7 @@ _HIGHEST_OFFSET = (1 << 63) - 1
 def checked_offset(tp: TopicPartition, offset: object, *, expected: str = "an offset") -> int:
     """Check an offset of any integer type, and return it as an int.
 
-    ``tp`` and ``expected``, the values that the caller accepts, are for error messages.
+    The error messages name the partition ``tp`` and, with ``expected``, the values that the caller accepts.
 
     Raises:
         TypeError: ``offset`` is neither an integer nor text.

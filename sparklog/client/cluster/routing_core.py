@@ -1,9 +1,9 @@
 """The decisions of a client about its requests: which broker gets a request, and how long to wait for it.
 
-This module is pure. The methods that return ``RoutingSteps`` are generators. A generator yields effects, which a driver
-performs. The driver sends the result of each effect, its event, back into the generator, or throws the effect's error
-into it. The generator's return value is the result of the method. ``BlockingCluster`` and ``LoopCluster`` are the
-drivers. The drivers own connections and clocks. ``retry`` decides whether a failed call is tried again.
+This module is pure. The methods that return ``RoutingSteps`` are generators. A generator yields effects: commands that
+its driver carries out. The driver sends the result of each effect back into the generator, or throws the effect's error
+into the generator. The generator's return value is the result of the method. ``BlockingCluster`` and ``LoopCluster``
+are the drivers. The drivers own connections and clocks. ``retry`` decides whether a failed call is tried again.
 
 If several brokers or addresses are possible, a counter selects one. The counter is increased before a request that
 follows a failure, or a metadata response that did not help. So each broker gets a request after at most as many
@@ -54,7 +54,8 @@ class NoResponse(BrokerError):
 class ListOpen:
     """A command to list the brokers with an open connection.
 
-    The result is a dict by broker id: how long the broker has sent nothing although a request is open, in seconds.
+    The result maps the id of each of these brokers to a time in seconds: how long the broker has sent nothing although
+    it has a request without a response.
     """
 
 

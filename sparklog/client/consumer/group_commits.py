@@ -35,10 +35,11 @@ class AssignedPartition(NamedTuple):
 
 
 class Commit(NamedTuple):
-    """A queued commit, with the member's incarnation (membership) and epoch at the time of the call.
+    """A queued commit, with the member's incarnation and epoch at the time of the call.
 
-    The commit must be sent with this epoch. With a newer epoch, a late commit might be accepted although its partitions
-    were revoked and assigned again in the meantime.
+    An incarnation of a member lasts until the member is removed from the group or leaves. The commit must be sent with
+    the epoch of the call. With a newer epoch, a late commit might be accepted although its partitions were revoked and
+    assigned again in the meantime.
     """
 
     incarnation: int

@@ -92,7 +92,7 @@ class GroupConsumer:
 
     @property
     def slice_s(self) -> float:
-        """Return the maximum wait before the next call of ``advance``."""
+        """Return the maximum wait before the next call of ``advance``, in seconds."""
         waits = [_SLICE_S] if self._awaits_start else []
         if self._auto_commit_s is not None:
             waits.append(max(0.0, self._commit_at - time.monotonic()))

@@ -78,7 +78,10 @@ class GroupMetadata(NamedTuple):
 
 
 class GroupNotice(NamedTuple):
-    """The assignment of a member in its current incarnation (membership), and the partitions that it must give up."""
+    """The assignment of a member since its last join, and the partitions that the consumer must stop reading.
+
+    ``incarnation`` counts the times that the member was removed from the group or left it.
+    """
 
     incarnation: int
     epoch: int
@@ -150,7 +153,7 @@ class GroupSession:
         return self._epoch
 
     def polling(self, now: bool) -> None:
-        """Record whether the consumer now waits for records (``now``), or returns to user code."""
+        """Record that the consumer begins to wait for records (``now`` is true), or returns to user code."""
         self._polled_at = time.monotonic()
         self._polling = now
         if self._has_left:
@@ -159,8 +162,8 @@ class GroupSession:
     def accept_assignment(self, incarnation: int) -> GroupNotice:
         """Return the current assignment, and count its partitions as owned by the consumer from now on.
 
-        ``incarnation`` is the incarnation that the consumer knows. If it has ended, nothing is counted as owned: the
-        consumer must first drop all of its partitions.
+        ``incarnation`` is the incarnation that the consumer knows. If that incarnation has ended, no partition counts
+        as owned: the consumer must first drop all of its partitions.
 
         Raises:
             BrokerError: the reason why the group refuses this member.

@@ -1,10 +1,10 @@
 """The memory-mapped segment files of a partition, for a reader on the same host as an in-sync replica.
 
 A broker on this host passes open file descriptors of the segment that contains an offset, and the limit up to which the
-reader may read. If clients must log in or the broker has ACLs, the reader first requests a ticket over its connection
-to the broker, and again before the ticket expires. The files stay readable even if the broker ends: an open file
-survives its deletion, and committed batches are never truncated in place. If all columns of a batch are read, its
-checksum is verified.
+reader may read. If clients must log in or the broker has ACLs, the reader needs a ticket, which is the broker's signed
+permission. The reader requests a ticket over its connection to the broker, and a new one before the ticket expires. The
+files stay readable even if the broker ends: an open file survives its deletion, and committed batches are never
+truncated in place. If all columns of a batch are read, its checksum is verified.
 """
 
 from __future__ import annotations

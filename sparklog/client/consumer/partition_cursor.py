@@ -70,7 +70,10 @@ class PartitionCursor:
         return LogPosition(self.position, self.last_epoch, self.epoch_is_bound)
 
     def move(self, position: int, last_epoch: int = NO_EPOCH, epoch_is_bound: bool = False) -> None:
-        """Set the position, which is the offset of the next fetch, and the leader epoch of the record before it."""
+        """Set the position, which is the offset of the next fetch, and the leader epoch of the record before it.
+
+        With ``epoch_is_bound``, the epoch of that record may also be lower than ``last_epoch``.
+        """
         self.position, self.last_epoch, self.epoch_is_bound = position, last_epoch, epoch_is_bound
 
     def move_past(self, part: PartitionBytes) -> CompletedFetch:
@@ -86,8 +89,8 @@ class PartitionCursor:
     def on_diverging(self, diverging: tuple[int, int]) -> None:
         """Handle the leader's report (leader epoch, end offset) that its log differs from the records that were read.
 
-        If only an upper bound of the last epoch was known, and the leader's log still has all offsets below the
-        position, then nothing was truncated. From then on, the cursor has the reported epoch.
+        If the cursor has only an upper bound of the last epoch, and the leader's log still has all offsets below the
+        position, then nothing was truncated. In this case the cursor takes the reported epoch as the last epoch.
 
         Raises:
             LogTruncated: records before the position are no longer in the log.

@@ -40,8 +40,8 @@ _LOCAL_PAUSE_S = 0.02
 class PartitionReader:
     """An iterator of ``(BatchHeader, pyarrow.RecordBatch)`` over the offsets ``[start, end)`` of one partition.
 
-    Use it once, from one thread. Close it, or use it in a ``with`` block. The header is the stored header. Only
-    its length and CRC differ if the broker sent only some columns. Records outside of the range are removed. To get
+    Use it once, from one thread. Close it, or use it in a ``with`` block. The header is the stored header, but with
+    another length and CRC if the broker sent only some columns. Records outside of the range are removed. To get
     offsets, use ``fetched()``, which also returns the first offset of each batch.
     """
 

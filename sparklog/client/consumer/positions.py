@@ -135,12 +135,12 @@ class LogEnds:
         self.on_out_of_range = on_out_of_range
 
     def end_offsets(self) -> dict[TopicPartition, int]:
-        """Return the latest offset of each partition that the consumer's isolation level permits to read."""
+        """Return the end offset of each assigned partition. See ``Consumer.end_offsets``."""
         at: dict[TopicPartition, OffsetQuery] = dict.fromkeys(self._cursors, "latest")
         return list_offsets(self._cluster, at, isolation=self._isolation, known=self._buffer.positions())
 
     def table_ends(self) -> dict[TopicPartition, int]:
-        """Return the offset of each partition up to which a table is read (exclusive).
+        """For each assigned partition, return the offset at which ``Consumer.to_table`` stops (exclusive).
 
         A position at the end of the log means that there are no new records. A position beyond the end is out of range.
 

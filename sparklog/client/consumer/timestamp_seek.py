@@ -1,7 +1,7 @@
-"""The start of a consumer at a time.
+"""The start of a consumer at a time instead of at an offset.
 
-A leader returns the offset of a batch for a time. The first records of this batch may be older. This module removes
-them.
+For a time, a leader returns the offset of a batch. The first records of this batch may be older than the time, so this
+module removes them.
 """
 
 from __future__ import annotations
@@ -36,7 +36,10 @@ class TimestampSeek:
         self._not_before_us.pop(tp, None)
 
     def cut(self, found: Iterable[ConsumedBatch]) -> Iterator[ConsumedBatch]:
-        """Yield the batches without the records that precede the first record at or after a partition's start time."""
+        """Yield the batches, without the older records at the start of each partition.
+
+        A partition's records are yielded from the first record at or after the partition's start time.
+        """
         for one in found:
             start_us = self._not_before_us.get(one.tp)
             row = 0 if start_us is None else self._first_row_at(one, start_us)

@@ -94,7 +94,7 @@ class Completion(Protocol):
         """
 
     def consume_failure(self) -> BaseException | None:
-        """Return the first error, or None if there is none or if a future or an earlier call has reported it."""
+        """Return the first error, unless a future or an earlier call has reported it. Otherwise return None."""
 
 
 def notify(resolve: Callable[[T], None], outcome: T) -> None:

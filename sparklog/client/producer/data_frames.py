@@ -20,7 +20,7 @@ _NOT_CONVERTED = (pa.ArrowException, ValueError, TypeError, OverflowError)
 
 
 def readable_twice(data: Any) -> Any:
-    """Return ``data``, or its table if it is a RecordBatchReader, whose batches can be read only once."""
+    """Return ``data``. Convert a RecordBatchReader to a table, because its batches can be read only once."""
     return data.read_all() if isinstance(data, pa.RecordBatchReader) else data
 
 

@@ -190,7 +190,7 @@ class InflightRequests:
             self._report_all(batches, ErrorCode.NONE)
 
     def only_connection(self) -> AsyncConnection | None:
-        """Return the one connection that all requests in flight use, or None if the caller cannot read its responses.
+        """Return the one connection that all requests in flight use, or None if the caller cannot read from it.
 
         Return None if there is no such connection or it is closed, or if bytes of the requests are not sent yet. Also
         return None if only the event loop can read the connection.

@@ -61,7 +61,7 @@ class RecordBuffer:
     def empty(self) -> bool:
         """Return whether the buffer has no chunk.
 
-        If another thread adds a chunk at the same time, it wakes the I/O thread afterwards.
+        If another thread adds a chunk at the same time, that thread wakes the I/O thread afterwards.
         """
         return not self._open and not self._full
 
@@ -122,8 +122,9 @@ class RecordBuffer:
     def consume_due(self, now_ms: float, busy: Callable[[str], bool], effective_linger_ms: float) -> list[RecordChunk]:
         """Remove and return the chunks to send now.
 
-        The result has the full chunks, the chunks whose topic is not ``busy``, and the chunks that have waited for
-        ``effective_linger_ms`` or ``linger_ms``, whichever is less.
+        The result has the full chunks, the chunks of topics without other batches in the producer, and the chunks that
+        have waited for ``effective_linger_ms`` or ``linger_ms``, whichever is less. ``busy`` returns whether a topic
+        has other batches.
         """
         if not self._open and not self._full:
             return []

@@ -239,7 +239,7 @@ class Sender:
     def is_idle(self) -> bool:
         """Return whether the producer is idle.
 
-        The check is cheap if the producer was idle at the last call and no run has found work since then.
+        The check is cheap if the producer was idle at the last call and ``run_once`` has found no work since then.
 
         A thread that adds work wakes the I/O thread. The buffer is checked too, because another thread may have added a
         record and not yet woken the I/O thread. No later record may overtake that record.

@@ -71,7 +71,7 @@ class SenderTransactions:
     # --- called for the producer ---
 
     async def begin(self, run: TransactionRun, *, timeout_s: float) -> None:
-        """Begin the next transaction of a run, which is one life of the producer.
+        """Begin the producer's next transaction. ``run`` identifies the producer.
 
         After a failure, a second call begins the same transaction. Raises the same errors as
         ``transaction_session.begin``.
@@ -82,7 +82,9 @@ class SenderTransactions:
         await self.join(run, ProducerIdentity(reply.producer_id, reply.producer_epoch))
 
     async def join(self, run: TransactionRun, identity: ProducerIdentity) -> None:
-        """Take part in the transaction of ``run`` that has begun under this producer id and epoch.
+        """Take part in a transaction that has begun with the producer id and epoch in ``identity``.
+
+        ``run`` identifies the transaction.
 
         Records that are accepted from now on belong to this transaction.
         """

@@ -39,7 +39,10 @@ class State(Enum):
 
 
 def producer_run(transactional_id: str, timeout_s: float) -> TransactionRun:
-    """Return the identity of a new run (one life) of a producer. Raises ConfigError for an invalid argument."""
+    """Return the identity of a new producer for its transactions: its transactional id and a unique ``run_id``.
+
+    Raises ConfigError for an invalid argument.
+    """
     if not transactional_id or len(transactional_id.encode()) > MAX_ID_BYTES:
         raise ConfigError(f"transactional_id={transactional_id!r}: expected 1 to {MAX_ID_BYTES} bytes of text")
     if not 0 < timeout_s <= 86_400:

@@ -23,9 +23,12 @@ SERVER_SHARE = 0.8
 class TransactionRun(NamedTuple):
     """The identity of a transaction.
 
-    ``key`` names the producer or sink, and ``run_id`` its current run, which fences earlier runs. A producer's
-    transaction has ``version`` -1, and ``turn`` is its number in the run. A sink's transaction has the version of its
-    write (batch id or txnVersion), and ``turn`` 0. See ``messages.BeginTransaction``.
+    ``key`` names a producer (by its transactional id) or a sink. ``run_id`` is unique for each producer object, and for
+    each start of the Spark query that writes to a sink. A later ``run_id`` of the same key fences the earlier ones.
+
+    A producer's transaction has ``version`` -1, and ``turn`` is its number, from 0, since the creation of the producer.
+    A sink's transaction has ``turn`` 0, and ``version`` is the batch id or txnVersion of the write. See
+    ``messages.BeginTransaction``.
     """
 
     key: str
@@ -41,7 +44,7 @@ class TransactionRun(NamedTuple):
 class Joined(NamedTuple):
     """A task's membership in a sink's transaction, for ``Producer(in_transaction=)``.
 
-    ``number`` is the number of the run, in the order in which runs began.
+    ``number`` is the number of this start of the query, among all starts that have begun a transaction of the sink.
     """
 
     run: TransactionRun
@@ -61,7 +64,8 @@ def end_error(
     """Return the error to raise for a commit or abort that failed with ``error``.
 
     ``uncertain``: an earlier attempt of this call may have taken effect. ``asked_before``: an earlier call may have
-    taken effect. The coordinator reports the outcome of an earlier call, unless a later run has begun.
+    taken effect. The coordinator reports the outcome of an earlier call, unless a later producer or query has begun a
+    transaction with the same key.
     """
     code = getattr(error, "code", None)
     uncertain = uncertain or (asked_before and code == ErrorCode.UNKNOWN_PRODUCER_ID)

@@ -41,12 +41,12 @@ _log = logging.getLogger(__name__)
 
 
 async def begin(coordinator: LoopCoordinator, run: TransactionRun, *, timeout_s: float) -> BeginTransactionReply:
-    """Begin the transaction of ``run``, or join it if it has begun already.
+    """Begin the transaction that ``run`` identifies, or join it if it has begun already.
 
     Each attempt creates a producer id. Only the producer id in the response is used.
 
     Raises:
-        ProducerFenced: a later run has begun.
+        ProducerFenced: a later producer or query has begun a transaction with the same key.
         ClientTimeout: the coordinator did not respond in time.
     """
     request = BeginTransaction(0, run.key, run.run_id, run.version, max(1, int(run.timeout_s * 1000)), run.turn)
@@ -155,7 +155,8 @@ class OngoingTransaction:
 
         Raises:
             CommitRefused: the member may not commit these offsets. The transaction must be aborted.
-            ProducerFenced: a later run has begun, or the transaction was aborted.
+            ProducerFenced: a later producer with this transactional id has begun a transaction, or the transaction was
+                aborted.
             TransactionStateError: the transaction can only be aborted.
             ClientTimeout: a coordinator did not respond in time.
         """

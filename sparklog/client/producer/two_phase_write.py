@@ -1,10 +1,13 @@
 """The transactions of a sink: many tasks write, and one driver commits or aborts. All calls block.
 
-A task joins with ``join`` and writes with a ``Producer(in_transaction=...)``, which registers its partitions and keeps
-the transaction alive. The driver calls ``decide`` with the producers whose records are committed. A version at or below
-the last committed version of its key is a replay: no task writes, and the same decision succeeds again. With
-``by_topic``, each topic has its own last committed version. Then every task joins, and asks for the version of each
-topic with ``settled_version``.
+A key names the sink. The version of a write is a number that is higher for each later write, such as a batch id. A task
+joins the transaction with ``join`` and writes with a ``Producer(in_transaction=...)``, which registers its partitions
+and keeps the transaction alive. The driver calls ``decide`` with the producers whose records are committed. A write
+whose version is not above the last committed version of its key is a replay: no task writes, and the same decision
+succeeds again.
+
+With ``by_topic``, each topic has its own last committed version. Then every task joins, and asks for the last committed
+version of each topic with ``settled_version``.
 """
 
 from __future__ import annotations
@@ -43,9 +46,9 @@ _log = logging.getLogger(__name__)
 
 
 class AlreadyCommitted(NamedTuple):
-    """The result of ``join`` if the version is already committed. The task must write nothing.
+    """The result of ``join`` if the write is already committed. The task must write nothing.
 
-    ``last_version`` is the last committed version.
+    ``last_version`` is the version of the sink's last committed write.
     """
 
     last_version: int
@@ -72,19 +75,20 @@ def join(
     by_topic: bool = False,
     security: Security = None,
 ) -> Joined | AlreadyCommitted:
-    """Join a sink's transaction as a task of the run ``run_id``. Several tasks of one run may join it.
+    """Join the transaction of one write of a sink, as one of the tasks that write. Begin it if no task has joined yet.
 
     Args:
         key: the key of the sink.
-        version: the version of the sink's write: 0 or more, and higher in each later transaction.
-        run_id: the id of the run. A new run fences earlier runs, and aborts their open transactions.
+        version: the version of the write: 0 or more, and higher for each later write.
+        run_id: the id of one start of the query that writes. A new id fences the earlier ones of this key, and aborts
+            their open transactions.
         timeout_s: the coordinator aborts the transaction if it gets no request of any task for this time.
         max_block_s: how long this call may retry.
         by_topic: each topic has its own last committed version. Then the result is never AlreadyCommitted.
         security: the settings for TLS and login. Ignored if ``bootstrap`` is a cluster client, which has its own.
 
     Raises:
-        ProducerFenced: a later run has begun.
+        ProducerFenced: a later start of the query has fenced ``run_id``.
         ClientTimeout: no coordinator responded.
     """
     assert version >= 0, version
@@ -110,15 +114,15 @@ def settled_version(
     max_block_s: float = 60.0,
     security: Security = None,
 ) -> int:
-    """Return the last committed version of the sink ``key``, or -1.
+    """Return the version (batch id or txnVersion) of the last committed write of the sink ``key``, or -1.
 
-    With ``topic_id``, return the last committed version of this topic.
+    With ``topic_id``, return the version of the last committed write to this topic.
 
-    First, the coordinator aborts the open transactions of the sink except those of the run ``run_id``, so that they can
-    never be committed.
+    First, the coordinator aborts the open transactions of the sink except those with this ``run_id``, so that they can
+    never be committed. ``run_id`` identifies one start of the query that writes.
 
     Raises:
-        ProducerFenced: a later run has fenced ``run_id``.
+        ProducerFenced: a later start of the query has fenced ``run_id``.
         ClientTimeout: no coordinator responded.
     """
     request = SettleVersion(0, key, run_id, topic_id)
@@ -142,21 +146,21 @@ def decide(
     timeout_s: float = 60.0,
     security: Security = None,
 ) -> WriteDecision:
-    """Commit or abort the transaction of one version of the sink ``key``.
+    """Commit or abort one write of the sink ``key``. ``version`` is the write's batch id or txnVersion.
 
-    A commit commits the records of the producer ids ``winners``, and aborts the version's other records. A commit
-    without winners means that the version has no records.
+    A commit commits the records of the producer ids ``winners``, and aborts the write's other records. A commit without
+    winners means that the write has no records.
 
     Wait up to 30 s for the markers in all partitions, so that the next reader finds the rows. The decision is durable
     even if some markers are missing.
 
     Raises:
         ClusterError: there are more winners than one commit may name; nothing is decided.
-        ProducerFenced, TransactionStateError: the version is not committed, and will not be.
+        ProducerFenced, TransactionStateError: the write is not committed, and will not be.
         CommitOutcomeUnknown: no coordinator was reachable within ``timeout_s``, the broker had an unexpected error, or
             it refused the request after an earlier response was lost.
-        ClientTimeout: an abort failed for a reason that makes a commit raise CommitOutcomeUnknown. The next run or the
-            transaction's timeout aborts the version.
+        ClientTimeout: an abort failed for a reason that makes a commit raise CommitOutcomeUnknown. The next start of
+            the query, or the transaction's timeout, aborts the write.
     """
     run = TransactionRun(key, run_id, version, timeout_s)
     began = time.monotonic()
