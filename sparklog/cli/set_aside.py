@@ -1,4 +1,4 @@
-"""``sparklog partitions set-aside``: logs of no existing topic, which brokers keep without serving them."""
+"""``sparklog partitions set-aside``: logs whose topic does not exist. Brokers keep but do not serve these logs."""
 
 from __future__ import annotations
 

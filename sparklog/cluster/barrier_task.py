@@ -80,7 +80,10 @@ def run_task(spec: GenerationSpec, _rows: Iterator[object]) -> Iterator[str]:
 
 
 async def alone(message: str) -> list[str]:
-    """Return what ``allGather`` returns in a job with only one task. A task outside Spark calls this instead."""
+    """Return the messages of all tasks in a job with only one task: a list of ``message``.
+
+    A task outside Spark calls this function instead of ``allGather``.
+    """
     return [message]
 
 
@@ -237,7 +240,7 @@ class _TaskGroup:
         await asyncio.gather(*pending, return_exceptions=True)
 
     async def report(self, gather: Gather) -> GenerationReport:
-        """Return the report about the brokers of all tasks. It is equal in all tasks."""
+        """Return the report about the brokers of all tasks. All tasks get the same report."""
         own = _TaskReport(
             brokers=tuple(broker for supervisor in self._supervisors if (broker := supervisor.serving) is not None),
             problems=(*self._problems, *(s.problem for s in self._supervisors if s.problem)),

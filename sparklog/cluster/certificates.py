@@ -135,10 +135,11 @@ def request(directory: Path, subject: Subject) -> str:
 
 
 def requested_hosts(text: str) -> tuple[str, ...]:
-    """Return the hosts for which the signing request ``text`` (PEM) asks.
+    """Return the host names and addresses in the signing request ``text`` (PEM).
 
     Raises:
-        ConfigError: ``text`` is not a request that ``request`` has made, or its sender does not have the key.
+        ConfigError: the request is damaged or too long, does not name 1 to 8 hosts, does not have a P-256 key, or is
+            not signed with its own key.
     """
     return _hosts_of(_parse_request(text))
 

@@ -1,11 +1,11 @@
-"""The mark in ZooKeeper after which every broker must prove that it knows the cluster's secret.
+"""The node in ZooKeeper that requires every broker to prove that it knows the cluster's secret.
 
 Running brokers of release 0.1.0 take part without a proof. When all live brokers, and all absent brokers that have
-replicas, have registered with a proof, the controller sets the mark. No process removes the mark. From then on the
+replicas, have registered with a proof, the controller creates the node. No process deletes the node. From then on the
 controller ignores registrations without a proof: a broker without a proof leads no partition, and other brokers do not
 receive its address.
 
-In a cluster whose brokers have TLS certificates, the mark has no meaning. The controller ignores every broker that does
+In a cluster whose brokers have TLS certificates, the node has no meaning. The controller ignores every broker that does
 not have the listener for brokers, because only certificates count there.
 """
 
@@ -30,8 +30,9 @@ _NO_PROOF = "does not prove the cluster's secret"
 class RequiredProofs:
     """The filter of broker registrations for one controller term: it may require proofs that brokers know the secret.
 
-    ``settle`` sets the mark in ZooKeeper. After that, proofs are required. If ``enabled`` is false, this controller
-    knows no secret and does not require proofs. ``inter_broker`` is the listener through which it connects to brokers.
+    ``settle`` creates the node in ZooKeeper that requires these proofs. If ``enabled`` is false, this controller knows
+    no secret and does not require proofs. ``inter_broker`` is the listener through which the controller connects to
+    brokers.
     """
 
     def __init__(self, session: ZkSession, *, enabled: bool, inter_broker: InterBroker | None = None) -> None:
@@ -45,7 +46,7 @@ class RequiredProofs:
         self.required = self._certified
 
     async def load(self) -> None:
-        """Read from ZooKeeper whether proofs are required.
+        """Read from ZooKeeper whether every broker must prove that it knows the cluster's secret.
 
         Raises:
             ZkError: ZooKeeper is not available or refused the request.
@@ -84,10 +85,11 @@ class RequiredProofs:
     async def settle(
         self, live: Collection[BrokerRegistration], *, retired: Collection[int], hosting: Callable[[], set[int]]
     ) -> None:
-        """Require proofs from now on, and set the mark in ZooKeeper, if no broker without a proof is left.
+        """Require brokers to prove that they know the cluster's secret, if all brokers can prove it.
 
-        ``retired`` are brokers that are known to have ended. ``hosting`` returns the brokers that have replicas,
-        because such a broker may return.
+        Store the requirement in ZooKeeper. Do nothing if a live broker cannot prove it, or if an absent broker with
+        replicas could not prove it at its last registration. Ignore the ``retired`` brokers, whose processes have
+        certainly ended. ``hosting`` returns the brokers that have replicas.
 
         Raises:
             ZkError: ZooKeeper is not available or refused the request.

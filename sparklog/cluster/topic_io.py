@@ -60,7 +60,7 @@ class TopicIo:
         self._runner.start(self.check_unlisted(name), f"check unlisted topic {name}")
 
     async def check_unlisted(self, name: str) -> None:
-        """Read a topic that is no longer in the list of topics. If it has no node, report that it no longer exists.
+        """Read a topic that is no longer in the list of topics. If the topic has no node, report that it is gone.
 
         The node is read first because the topic may have been recreated, and brokers stop using the logs of a topic
         that is reported as gone. If this term itself deletes the topic, the task that deletes it makes the report.
@@ -109,7 +109,7 @@ class TopicIo:
             self._runner.step(TopicRead(TopicSnapshot(found[0], {}, found[1])))
 
     async def write(self, effect: WriteTopic) -> None:
-        """Write a topic's record with states of its partitions. Pass the outcome to the ``Controller``."""
+        """Write a topic's metadata and partition states to ZooKeeper. Pass the outcome to the ``Controller``."""
         record = effect.record
         changes = [StateChange(w.tp, w.state, w.leader_incarnation, w.expected_version) for w in effect.writes]
         try:

@@ -43,7 +43,7 @@ class ReplacementPlan(NamedTuple):
 class ReplacementBegun(NamedTuple):
     """The reassignments to start now, and reports about them for the operator.
 
-    ``records`` are the topic records to write. They contain the reassignments.
+    ``records`` has the metadata to write for each topic. The metadata contains the reassignments.
     """
 
     records: tuple[tuple[ClusterTopic, TopicRecord], ...] = ()

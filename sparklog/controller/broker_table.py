@@ -37,8 +37,8 @@ class BrokerChanges(NamedTuple):
 class BrokerTable:
     """The table of the live, held and stopping brokers of a controller term.
 
-    ``registrations`` has the live brokers. A held broker has disappeared, but does not count as failed before its
-    deadline. ``held`` has the last registrations of held brokers.
+    ``registrations`` has the live brokers. A held broker has disappeared, but does not count as failed until its
+    deadline has passed. ``held`` has the last registrations of held brokers.
     """
 
     def __init__(self, *, controller_epoch: int, session_timeout_ms: int) -> None:
@@ -66,25 +66,33 @@ class BrokerTable:
         return min((deadline for _, deadline in self._held.values()), default=None)
 
     def failed_among(self, brokers: Iterable[int]) -> list[int]:
-        """Return the ``brokers`` that count as failed: they are not live, and the table does not hold them."""
+        """Return the ``brokers`` that count as failed: they are not live, and have no time left to register again."""
         if self._awaits_first:
             return []
         return [i for i in brokers if i not in self.registrations and i not in self._held]
 
     def present(self) -> list[BrokerRegistration]:
-        """Return the registrations of live and held brokers in order of id. Clients receive their addresses."""
+        """Return the registrations of the live and held brokers, in order of id, for the metadata of clients.
+
+        A held broker has disappeared, but does not count as failed yet.
+        """
         return sorted([*self.registrations.values(), *self.held], key=lambda found: found.broker_id)
 
     @property
     def held(self) -> list[BrokerRegistration]:
-        """Return the known last registrations of the held brokers, in order of id."""
+        """Return the known last registrations of the held brokers, in order of id.
+
+        A held broker has disappeared, but does not count as failed yet.
+        """
         found = [registration for registration, _ in self._held.values() if registration is not None]
         return sorted(found, key=lambda registration: registration.broker_id)
 
     def be_cautious(self, now_ms: int) -> None:
-        """Hold all brokers that disappear within the next session timeout, so that they do not count as failed yet.
+        """Do not count a broker as failed at once if it disappears within one session timeout from now.
 
-        Call it after this process itself was cut off from ZooKeeper.
+        Such a broker counts as failed only after it has been absent for one session timeout. A broker that has already
+        disappeared, but does not count as failed yet, also gets one more session timeout to register again. Call this
+        method after this process has lost its own connection to ZooKeeper.
         """
         self._cautious_until_ms = now_ms + self._session_timeout_ms
         self._hold({broker_id: registration for broker_id, (registration, _) in self._held.items()}, now_ms)
@@ -152,7 +160,10 @@ class BrokerTable:
         return set(before ^ self.stopping)
 
     def fail_overdue(self, now_ms: int) -> tuple[int, ...]:
-        """Remove and return the held brokers whose deadline has passed. From now on they count as failed."""
+        """Remove and return the held brokers that have not registered again by their deadlines.
+
+        From now on these brokers count as failed.
+        """
         if self._awaits_first:
             return ()
         over = tuple(broker_id for broker_id, (_, deadline) in self._held.items() if deadline <= now_ms)

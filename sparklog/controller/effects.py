@@ -50,11 +50,11 @@ class ReadStates:
 
 @dataclass(frozen=True, slots=True)
 class WriteTopic:
-    """A command to set a topic's record and, if ``writes`` are given, the states of these partitions, in one multi.
+    """A command to write a topic's metadata and, if ``writes`` are given, states of its partitions, in one multi.
 
-    The multi also checks the controller epoch and the topic id. The result is TopicWritten, TopicNotWritten or Fenced.
-    At most one WriteTopic is in flight per topic. ``ended`` are the partitions whose reassignments this write
-    completes.
+    The multi (ZooKeeper transaction) also checks the controller epoch and the topic id. The result is TopicWritten,
+    TopicNotWritten or Fenced. At most one WriteTopic is in flight per topic. ``ended`` are the partitions whose
+    reassignments this write completes.
     """
 
     record: TopicRecord
@@ -65,7 +65,7 @@ class WriteTopic:
 
 @dataclass(frozen=True, slots=True)
 class ReadTopic:
-    """A command to read a topic's record after all earlier writes. The result is TopicRead or TopicGone."""
+    """A command to read a topic's metadata after all earlier writes. The result is TopicRead or TopicGone."""
 
     name: str
 
@@ -107,7 +107,7 @@ class DropElection:
 
 @dataclass(frozen=True, slots=True)
 class TrustBroker:
-    """A command to clear the broker's mark as untrusted, unless a later incarnation has registered.
+    """A command to trust an untrusted broker again, unless a later incarnation of it has registered.
 
     The controller returns this command when no ISR has a member from an earlier incarnation of the broker any more.
     There is no result.

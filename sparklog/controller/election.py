@@ -10,8 +10,8 @@ Rules, in order:
 - otherwise the first live replica of the assignment that is in the ISR leads;
 - a stopping broker keeps a leadership that no other member of the ISR can take over;
 - no member of the ISR is live: the partition has no leader, unless the topic allows unclean elections; the ISR stays;
-- a disputed partition has no leader before an unclean election, which the topic allows or an operator requests;
-  disputed means that replicas have contradictory committed records.
+- a disputed partition has no leader until an unclean election, which the topic allows or an operator requests; disputed
+  means that replicas have contradictory committed records.
 
 Members that are dead, stopping or untrusted stay in the ISR. Only the partition's leader may remove them, and it does
 so as soon as it receives the update. The leader's write proves that a member with all records, the leader, is alive.
@@ -195,8 +195,8 @@ def recover(stored: VersionedState, liveness: IsrLiveness, ends: Mapping[int, tu
 def settle(stored: VersionedState, liveness: IsrLiveness, refuser: int, *, sound: bool) -> ElectionDecision:
     """Return the decision after a replica has refused to truncate committed records that its leader lacks.
 
-    If the log of the replica is ``sound``, it becomes the leader and the only ISR member. Otherwise the partition has
-    no leader before an operator decides.
+    If the log of the replica is ``sound``, the replica becomes the leader and the only ISR member. Otherwise the
+    partition has no leader until an operator decides.
     """
     if sound:
         return _next(stored, liveness, refuser, (refuser,), RESTORED)

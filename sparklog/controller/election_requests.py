@@ -1,10 +1,10 @@
 """Open requests for elections, each with the partitions that the controller still has to evaluate.
 
-The objects of this module are not thread-safe: they are parts of ``Controller``. A request is a node in ZooKeeper, and
-each read returns all requests. A request exists until the controller deletes it. The deletion notifies the requester
-that the controller has evaluated each partition of the request and that all resulting writes are durable. A partition
-with a write or read in flight is evaluated when the result arrives. A new controller evaluates all partitions of an
-open request again, but changes no partition that already has the requested leader.
+The objects of this module are not thread-safe: they are parts of ``Controller``. An election request is a node in
+ZooKeeper, and each read returns all election requests. A request exists until the controller deletes it. The deletion
+notifies the requester that the controller has evaluated each partition of the request and that all resulting writes are
+durable. A partition with a write or read in flight is evaluated when the result arrives. A new controller evaluates all
+partitions of an open request again, but changes no partition that already has the requested leader.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class OpenElectionRequests:
         asked: Mapping[str, ElectionRequested],
         find: Callable[[ElectionRequested], Iterable[ClusterPartition]],
     ) -> list[ClusterPartition]:
-        """Replace the known requests by ``asked``, which has all current requests.
+        """Replace the known election requests by ``asked``, which has all current ones.
 
         Return the partitions of the new requests. ``find`` returns the partitions of one request.
         """

@@ -93,7 +93,7 @@ class StoppingRead:
 class TopicRead:
     """The event that a topic was read because it is new or has changed, or because ReadTopic requested it.
 
-    A change concerns the topic's record: schemas, settings, partitions or reassignments.
+    A change concerns the topic's metadata: schemas, settings, partitions or reassignments.
     """
 
     topic: TopicSnapshot

@@ -75,9 +75,9 @@ class LeaderRebalance:
     ) -> election.ElectionDecision | None:
         """Return the decision that moves the leadership of a partition away from a live leader, or None if it may stay.
 
-        The reason for a move is a reassignment, a request, or the return to the preferred leader. If there is no
-        reason, the open requests for the partition are done. But a request for an unclean election stays open while a
-        broker that has disappeared may still return and lead.
+        The reason for a move is a reassignment, an election request, or the return to the preferred leader. If there is
+        no reason, the open election requests for the partition are done. But a request for an unclean election stays
+        open while a broker that has disappeared may still return and lead.
         """
         stored, move = partition.stored, partition.move
         to_return = partition in self._to_return

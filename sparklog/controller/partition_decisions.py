@@ -124,8 +124,8 @@ class ReassignmentCompletion:
 
         Also add its final state, unless the reassignment has only changed the order of the replicas.
 
-        Skip the partition while a write of its topic's record is in flight. The controller evaluates it again after the
-        write.
+        Skip the partition while a write of its topic's metadata is in flight. The controller evaluates it again after
+        the write.
         """
         move, topic = partition.move, partition.topic
         if move is None or topic.pending is not None or topic.rereading:

@@ -137,7 +137,7 @@ class PartitionStates:
     def on_unknown(self, event: StatesUnknown) -> None:
         """Request reads of the nodes whose writes got no response, because each write may have succeeded.
 
-        The controller decides nothing about these partitions before it has the results of the reads.
+        The controller decides nothing about these partitions until it has the results of the reads.
         """
         partitions = [p for p in map(self._state.partition, event.partitions) if p is not None]
         for partition in partitions:
@@ -199,7 +199,7 @@ class PartitionStates:
         self._outbox.isrs_changed(isrs, now_ms)
 
     def adopt_found(self, topic: ClusterTopic) -> None:
-        """Store the states that were read earlier, but had to wait until the topic's record was read."""
+        """Store the states that were read earlier, but had to wait until the topic's metadata was read."""
         changed = []
         for partition in topic.partitions:
             stored, partition.found = partition.found, None

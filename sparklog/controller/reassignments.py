@@ -1,8 +1,8 @@
 """The phases of a reassignment: when replicas may leave, which replica leads meanwhile, and when the reassignment ends.
 
-The module is pure. The topic's record has the reassignments in progress: its ``assignment`` has the target replicas,
-followed by the replicas that will leave. The phase follows from the partition's state alone, so a new controller
-continues where the last one stopped:
+The module is pure. The topic's metadata in ZooKeeper has the reassignments in progress: its ``assignment`` has the
+target replicas, followed by the replicas that will leave. The phase follows from the partition's state alone, so a new
+controller continues where the last one stopped:
 
   copying   a target replica is not in sync: no replica leaves; the leader adds members as they catch up
   leaving   the target is in sync: leadership moves into the target; the leader removes other replicas from the ISR
@@ -59,10 +59,10 @@ def next_leader(
     unfit: Collection[int],
     min_isr: int,
 ) -> election.ElectionDecision | None:
-    """Return the decision that moves the leadership to a replica of the target.
+    """Return the decision that moves the leadership to one of the target replicas.
 
-    Return None if no move is needed or possible now. The new leader is a live replica of the target that may lead. The
-    leadership moves once the other replicas may leave.
+    Return None if no move is needed or possible now. The new leader is a live target replica that may lead. The
+    leadership moves only when the leader may remove all other replicas from the ISR (``may_leave``).
     """
     state = stored.state
     if state.leader in move.target or not election.leader_remains(stored, liveness, unfit):
@@ -97,7 +97,7 @@ def finish(
 
 
 def finished_record(record: TopicRecord, partitions: Iterable[int]) -> TopicRecord:
-    """Return the topic's record after the end of the reassignments of these partitions."""
+    """Return the topic's metadata after the end of the reassignments of these partitions."""
     moves = dict(record.reassigning)
     assignment = list(record.assignment)
     for number in partitions:
@@ -106,7 +106,7 @@ def finished_record(record: TopicRecord, partitions: Iterable[int]) -> TopicReco
 
 
 def moving_record(record: TopicRecord, targets: Mapping[int, tuple[int, ...]]) -> TopicRecord:
-    """Return the topic's record with added reassignments. ``targets`` has the target replicas of each partition.
+    """Return the topic's metadata with added reassignments. ``targets`` has the target replicas of each partition.
 
     A reassignment that is already in progress gets the new target.
     """

@@ -2,7 +2,7 @@
 
 A refusal proves that the leader lost its log, or has an old copy of its log, and did not notice. The controller elects
 the replica that refuses if its log is sound. If another replica then refuses to truncate for this new leader, the logs
-contradict each other: the partition is disputed, and no replica leads it before an operator decides. A second replica
+contradict each other: the partition is disputed, and no replica leads it until an operator decides. A second replica
 with a higher high watermark is no contradiction: it is elected next. The high watermark rises each time, so the
 elections end. The objects of this module are not thread-safe: they are parts of ``Controller``.
 """

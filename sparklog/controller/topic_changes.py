@@ -1,7 +1,7 @@
-"""The controller's handling of topics: records that were read or written, and deletions.
+"""The controller's handling of topics: reads and writes of their metadata, and deletions.
 
-The objects of this module are not thread-safe: they are parts of ``Controller``. A topic's record has at most one write
-in flight. That write may also contain states of the topic's partitions.
+The objects of this module are not thread-safe: they are parts of ``Controller``. A topic's metadata has at most one
+write in flight. That write may also contain states of the topic's partitions.
 """
 
 from __future__ import annotations
@@ -107,14 +107,14 @@ class TopicChanges:
             self._forget(partition)
 
     def write(self, topic: ClusterTopic, order: WriteTopic) -> None:
-        """Request a write of a topic's record, which may include states of the topic's partitions."""
+        """Request a write of a topic's metadata. The write may include states of the topic's partitions."""
         topic.pending = order
         for write in order.writes:
             self._states.begin_write(topic.partitions[write.tp.partition], write)
         self._effects.append(order)
 
     def on_written(self, event: TopicWritten | TopicNotWritten) -> None:
-        """Store the record and states that were written. If the write failed, request reads of them."""
+        """Store the metadata and states that were written. If the write failed, request reads of them."""
         topic = self._state.topics.get(event.name)
         if topic is None or topic.record.topic_id != event.topic_id or topic.pending is None:
             return
@@ -145,20 +145,20 @@ class TopicChanges:
 class _Deletions:
     """A tracker of the requested deletions. It maps the name of each topic to the id of the topic to delete.
 
-    A request is a node in ZooKeeper with the topic's name and id. Each read returns all requests.
+    A request is a node in ZooKeeper with the topic's name and id. Each read returns all deletion requests.
     """
 
     def __init__(self) -> None:
         self._requested: dict[str, str] = {}
 
     def read(self, requested: Mapping[str, str]) -> None:
-        """Replace the known requests by ``requested``, which has all current requests."""
+        """Replace the known deletion requests by ``requested``, which has all current ones."""
         self._requested = dict(requested)
 
     def order(self, topic: ClusterTopic) -> DeleteTopicNodes | DropDeletionRequest | None:
-        """Return the effect that this topic's request needs now, or None.
+        """Return the effect that the request to delete this topic needs now, or None.
 
-        A request for an earlier topic of the same name is void.
+        A request to delete an earlier topic of the same name is void.
         """
         name, topic_id = topic.record.name, topic.record.topic_id
         if topic.deleting or name not in self._requested:
@@ -169,6 +169,6 @@ class _Deletions:
         return DeleteTopicNodes(name, topic_id)
 
     def done(self, name: str, topic_id: str) -> None:
-        """Remove a finished request, but not a later request for a recreated topic of this name."""
+        """Remove a finished deletion request, but keep a later request to delete a recreated topic of this name."""
         if self._requested.get(name) == topic_id:
             del self._requested[name]

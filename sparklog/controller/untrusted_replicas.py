@@ -49,7 +49,7 @@ class UntrustedReplicas:
         return suspected
 
     def end(self, broker_id: int) -> None:
-        """Remove all marks of a broker that has failed or has a new incarnation."""
+        """Forget which replicas of a broker are untrusted, because the broker failed or has a new incarnation."""
         for partition in self._by_broker.pop(broker_id, ()):
             self._clear(partition, broker_id)
         self._in_part.discard(broker_id)
@@ -65,7 +65,11 @@ class UntrustedReplicas:
         return list(cleared)
 
     def review(self, partition: ClusterPartition) -> None:
-        """Trust a replica again if its broker is not in the partition's ISR, and the ISR is known for certain."""
+        """Trust an untrusted replica again if it is certainly not in the partition's ISR.
+
+        Such a replica first catches up with the leader before it returns to the ISR, so records that its log lacks do
+        no harm. Do nothing while the state of the partition is unknown, or a read or write of the state is in flight.
+        """
         if not partition.suspects or partition.rereading or partition.pending is not None or partition.stored is None:
             return
         isr = partition.stored.state.isr

@@ -99,9 +99,9 @@ Event = ClassicRequest | OffsetsAccepted | CoordinatorTicked | StoreRefused | De
 class ClassicGroup:
     """The state machine of one classic group. ``Groups`` owns it.
 
-    Its state may include a ``StoreClassic`` that is not committed yet. The owner must send the responses that follow
-    this effect, in the same step or in a later one, after its commit. If the log refuses the record, the owner must not
-    send these responses.
+    The group's state may include a ``StoreClassic`` that is not committed yet. Until the commit the owner must hold
+    back all responses that come after this effect, in the same step or in later steps. If the log refuses the record,
+    the owner must drop these responses.
     """
 
     def __init__(self, group: str, settings: ClassicSettings, *, generation: int = 0) -> None:

@@ -56,7 +56,11 @@ class _Reader:
             raise ValueError(version)
 
     def count(self, least: int) -> int:
-        """Return the length of an array whose entries have at least ``least`` bytes each."""
+        """Read the length of an array. Each entry of the array has at least ``least`` bytes.
+
+        Raises ValueError if the length is negative, or if the remaining bytes have no room for this number of entries.
+        Raises struct.error if no length is left.
+        """
         (count,) = struct.unpack_from(">i", self._data, self._at)
         self._at += 4
         if not 0 <= count * least <= len(self._data) - self._at:

@@ -51,7 +51,7 @@ class Handover(msgspec.Struct, frozen=True, array_like=True):
 
 
 class HoldKey(msgspec.Struct, frozen=True, array_like=True, tag="hold"):
-    """The key of the record of a hold (see ``Hold``).
+    """The key of the record that stores which offsets of a group are held for an open transaction (``Hold``).
 
     ``key`` is the key of the transaction with which the offsets are sent.
     """

@@ -26,9 +26,9 @@ class ArchiveOrigin(NamedTuple):
         ``topic_id`` is the topic id in the table's last archive commit. ``progress_version`` is the table version of
         that commit.
 
-        Suppose that this topic was restored from a table of topic A. Another table of A does not belong to this topic.
-        The restored table does not belong to it either if the archiving of A continued after the restored version: the
-        table and this topic then have different records at the same offsets.
+        The rows belong to this topic if ``topic_id`` is its id. They also belong to this topic if it was restored from
+        this table, and the table got no archive commit after the restored version. After such a commit the table and
+        this topic have different records at the same offsets.
         """
         if topic_id == self.topic_id:
             return True

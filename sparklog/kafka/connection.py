@@ -110,8 +110,9 @@ class KafkaServerEnd:
     def decode_single(self, count: int) -> ReceivedRequest | ImmediateAnswer | None:
         """Decode the ``count`` received bytes if they are exactly one frame. This is a fast path for that case.
 
-        Return the request, or an ``ImmediateAnswer`` if this end itself responds to the request. Return None for other
-        bytes, and while no requests are accepted (``admitted``). Then the caller must call ``buffer_updated``.
+        Return the request, or an ``ImmediateAnswer`` if this ``KafkaServerEnd`` itself responds to the request. Return
+        None for other bytes, and while no requests are accepted (``admitted``). Then the caller must call
+        ``buffer_updated``.
         """
         if not self.admitted:  # The first request may give two events, so ``buffer_updated`` decodes it.
             return None
@@ -121,8 +122,8 @@ class KafkaServerEnd:
     def buffer_updated(self, count: int) -> list[ReceivedRequest | ImmediateAnswer]:
         """Return the requests that are complete after ``count`` more received bytes, in order.
 
-        Return an ``ImmediateAnswer`` for each request to which this end responds itself. An answer with ``close`` is
-        the last item.
+        Return an ``ImmediateAnswer`` for each request to which this ``KafkaServerEnd`` responds itself. An answer with
+        ``close`` is the last item.
         """
         events: list[ReceivedRequest | ImmediateAnswer] = []
         for frame in self._decoder.buffer_updated(count):
@@ -147,7 +148,10 @@ class KafkaServerEnd:
         self.admitted, self._expired = False, True
 
     def encode_answer(self, reply: ImmediateReply) -> list[Buffer]:
-        """Return the bytes of a response that this end made itself. An error outside any request has no bytes."""
+        """Return the bytes of a response that this ``KafkaServerEnd`` made itself.
+
+        An error outside any request has no bytes.
+        """
         match reply:
             case EncodedReply():
                 return reply.buffers

@@ -53,9 +53,10 @@ class ConnectionEnd(Protocol):
 
     @property
     def claimed_session(self) -> object:
-        """Return the session of the peer's TCP connection if the peer has named a token for it, otherwise None.
+        """Return the login session that this connection on the Unix socket continues, or None.
 
-        The peer may not have proved yet that it knows the token.
+        The session began on the peer's TCP connection, for which the peer got a token. The peer has named that token,
+        but may not have proved yet that it knows the token.
         """
 
     @property
@@ -72,22 +73,25 @@ class ConnectionEnd(Protocol):
     def decode_single(self, count: int) -> ReceivedRequest | ImmediateAnswer | None:
         """Decode the ``count`` received bytes if they are exactly one frame. This is a fast path for that case.
 
-        Return the request, or an ``ImmediateAnswer`` if this end itself responds to the request. Return None for other
-        bytes. Then the caller must call ``buffer_updated``.
+        Return the request, or an ``ImmediateAnswer`` if this ``ConnectionEnd`` itself responds to the request. Return
+        None for other bytes. Then the caller must call ``buffer_updated``.
         """
 
     def buffer_updated(self, count: int) -> Sequence[ReceivedRequest | ImmediateAnswer]:
         """Return the requests that are complete now that ``count`` more bytes have arrived, in order.
 
-        Return an ``ImmediateAnswer`` for each request to which this end responds itself. An answer with ``close`` is
-        the last item.
+        Return an ``ImmediateAnswer`` for each request to which this ``ConnectionEnd`` responds itself. An answer with
+        ``close`` is the last item.
         """
 
     def session_expired(self) -> None:
-        """Record that the session has expired. The end then accepts no further request before the next login."""
+        """Record that the login session has expired.
+
+        This side of the connection then accepts no requests until the peer logs in again.
+        """
 
     def encode_answer(self, reply: ImmediateReply) -> list[Buffer]:
-        """Return the bytes of a reply that this end made itself, or of an error that ends the connection.
+        """Return the bytes of a reply that this ``ConnectionEnd`` made itself, or of an error that ends the connection.
 
         Return an empty list if the protocol has no bytes for the error.
         """

@@ -37,7 +37,7 @@ class SessionPeer(LoginPeer, Protocol):
     token_id: str
 
     def session_expired(self) -> None:
-        """Record that the session has expired: the connection serves no further request before the next login."""
+        """Record that the login session has expired: serve no requests until the client logs in again."""
 
 
 class LoginSession:

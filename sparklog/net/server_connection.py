@@ -63,7 +63,8 @@ class ListenerProtocol(Protocol):
     def answers_in_order(self) -> bool:
         """Return whether the replies must have the order of the requests.
 
-        If so, the connection sends replies of its ``ConnectionEnd`` only while no request is in progress.
+        The connection's ``ConnectionEnd`` itself replies to some requests, such as logins. If the order matters, the
+        connection sends such a reply only while no other request is in progress.
         """
 
     def new_end(self, connection: ServerConnection, transport: asyncio.BaseTransport) -> ConnectionEnd:
@@ -492,7 +493,7 @@ class ServerConnection(asyncio.BufferedProtocol):
     # --- logins ---
 
     def session_expired(self) -> None:
-        """Serve no further request before the next login."""
+        """Serve no requests until the client logs in again."""
         self._end.session_expired()
 
     def _continue(self, session: UnixSession) -> None:

@@ -282,7 +282,7 @@ def client_context(security: ClientSecurity) -> ssl.SSLContext | None:
 
 
 def connect_failure(address: str, error: BaseException) -> BrokerError:
-    """Return the BrokerError to raise for an error of the connect, of the TLS handshake or of the first messages."""
+    """Return the BrokerError to raise for an error while connecting, in the TLS handshake or in the first messages."""
     if isinstance(error, ConfigError):  # A file of the settings has been removed meanwhile.
         return BrokerError(ErrorCode.NETWORK_EXCEPTION, f"{address}: {error}")
     if isinstance(error, ssl.SSLCertVerificationError):

@@ -19,7 +19,7 @@ NOTED_S = 0.001
 
 
 class TurnWaiter(Protocol):
-    """The part of a connection that ``Turn`` uses. The connection has requests that wait for the next turn."""
+    """A connection whose requests wait for the next iteration of the event loop. ``Turn`` calls ``resume`` then."""
 
     def resume(self) -> None: ...
 
@@ -38,14 +38,17 @@ class Turn:
         self._waiting: dict[TurnWaiter, None] = {}
 
     def use(self, seconds: float) -> None:
-        """Count the time of a request in the current turn. ``seconds`` must be at least ``NOTED_S``."""
+        """Count the time of a request in this iteration of the event loop. ``seconds`` must be at least ``NOTED_S``."""
         if not self._spent_s:
             asyncio.get_running_loop().call_soon(self._next)
         self._spent_s += seconds
         self.is_spent = self._spent_s >= TURN_S
 
     def wait(self, connection: TurnWaiter) -> None:
-        """Queue the connection. Its ``resume`` is called in the next turn or, if that turn's time is used up, later."""
+        """Call ``resume`` of the connection in the next iteration of the event loop, or later.
+
+        It is called later if requests of other connections use up the time of that iteration.
+        """
         self._waiting[connection] = None
 
     def leave(self, connection: TurnWaiter) -> None:

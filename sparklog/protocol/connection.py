@@ -243,17 +243,18 @@ class ServerEnd:
 
     @property
     def claimed_session(self) -> object:
-        """Return the session of the peer's TCP connection if the peer has named a token for it, otherwise None.
+        """Return the login session that this connection on the Unix socket continues, or None.
 
-        The peer may not have proved yet that it knows the token.
+        The session began on the peer's TCP connection, for which the peer got a token. The peer has named that token,
+        but may not have proved yet that it knows the token.
         """
         return self._claim.session if self._claim is not None else self.session
 
     def decode_single(self, count: int) -> ReceivedRequest | ImmediateAnswer | None:
         """Decode the ``count`` received bytes if they are exactly one frame. This is a fast path for that case.
 
-        Return the request, or an ``ImmediateAnswer`` if this end itself replies to the request. Return None for other
-        bytes. Then the caller must call ``buffer_updated``.
+        Return the request, or an ``ImmediateAnswer`` if this ``ServerEnd`` itself replies to the request. Return None
+        for other bytes. Then the caller must call ``buffer_updated``.
         """
         frame = self._decoder.decode_single(count)
         return None if frame is None else self._understand(frame)
@@ -261,8 +262,8 @@ class ServerEnd:
     def buffer_updated(self, count: int) -> list[ReceivedRequest | ImmediateAnswer]:
         """Return the requests that are complete after ``count`` more received bytes, in order.
 
-        Return an ``ImmediateAnswer`` for each request to which this end replies itself. An answer with ``close`` is
-        the last item.
+        Return an ``ImmediateAnswer`` for each request to which this ``ServerEnd`` replies itself. An answer with
+        ``close`` is the last item.
         """
         try:
             frames = self._decoder.buffer_updated(count)
@@ -277,7 +278,7 @@ class ServerEnd:
         return events
 
     def encode_answer(self, reply: ImmediateReply) -> list[Buffer]:
-        """Return the frame of a reply that this end made itself.
+        """Return the frame of a reply that this ``ServerEnd`` made itself.
 
         Return an empty list if the peer is a Kafka client, which could not read the frame.
         """

@@ -33,7 +33,7 @@ def crc32c_extended(found: int, data: Buffer) -> int:
 
 
 class Following(NamedTuple):
-    """A factor for the CRC of joined pieces, made for the length of the second piece.
+    """The factor that combines the CRCs of two adjacent pieces. It depends only on the length of the second piece.
 
     ``power`` is the number by which the CRC of the first piece is multiplied. Computing it takes about ten
     microseconds, as long as the native CRC of 100 kB, so the numbers are cached.

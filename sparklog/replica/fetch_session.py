@@ -72,7 +72,7 @@ class FetchSession:
         self.connection: object = None
 
     def update(self, key: Key, partition: FetchPartition) -> bool:
-        """Store the position from which a request wants a partition.
+        """Store the position from which a request fetches a partition.
 
         Return whether the partition is new in this session. If the topic id or leader epoch has changed, forget the
         offsets that earlier replies reported for the partition.
@@ -131,7 +131,10 @@ class FetchContext(msgspec.Struct, frozen=True):
         return self.session is None or self.session.reported.get(key) != (high_watermark, log_start_offset)
 
     def has_news_else_not_due(self, result: FetchedPartition) -> bool:
-        """Return what ``has_news`` returns. If the result is False, the next fetch does not read the partition again.
+        """Return whether ``result`` has records, an error, a divergence, or changed offsets, as ``has_news`` does.
+
+        If it has none of these, the fetches of this session skip the partition until a request names the partition, its
+        log grows, or one of its offsets moves.
 
         Use this for a request that continues to wait.
         """
@@ -262,10 +265,9 @@ class SessionCache:
         return FetchContext(session, fetch.partitions)
 
     def wake(self, key: Key) -> Collection[FetchSession]:
-        """Mark the partition as due for its sessions, because records were added or an offset has changed.
+        """Let the next fetch of each session with this partition read it, because its log or offsets have changed.
 
-        The next fetch of each of these sessions reads the partition. Return the sessions, whose waiting fetches may now
-        have enough for a response.
+        Return these sessions: their waiting fetches may now have enough for a response.
         """
         holders = self.holders.get(key)
         if holders is None:

@@ -6,7 +6,7 @@ all changes of role. ``leader.py`` and ``follower.py`` define what each role doe
 
 A decision is a state of the partition: its leader, ISR and epoch. A decision comes from the controller or from a read
 of ZooKeeper, and the version of the partition's node orders decisions from both sources. A broker that starts leads no
-partition before it receives a decision. So no incarnation resumes an epoch in which an earlier incarnation led with a
+partition until it receives a decision. So no incarnation resumes an epoch in which an earlier incarnation led with a
 longer log.
 
 The caller carries out the effects of one step, in order, before it passes the next event. So ``LogView`` shows the log

@@ -40,7 +40,7 @@ class ByOffset:
 
 @dataclass(frozen=True, slots=True)
 class ByTime:
-    """A start or end of a read that the user gives by time: the first record at or after a time (us since the epoch).
+    """A start or end of a read, given as a time in us since the epoch: the first record at or after that time.
 
     ``times`` is one time for all partitions, or it has a time for each partition. If a partition has no such record,
     the end of its log is used if ``or_latest`` is set; otherwise this is an error.

@@ -187,7 +187,7 @@ def asked_ranges(
 
 @dataclass(frozen=True, slots=True)
 class HistoryRanges:
-    """The ranges of a batch read in the archive (``archived``) and in the log (``logged``).
+    """The ranges that a read of the history takes from the archive (``archived``) and from the log (``logged``).
 
     Offsets below the archive's end offset are read from the archive, and later offsets from the log.
     """

@@ -36,9 +36,10 @@ class TopicRoute:
     stored_as: tuple[str, ...] = ()
 
     def split(self, batch: pa.RecordBatch) -> Iterator[tuple[int | None, pa.RecordBatch]]:
-        """Yield the columns to send of ``batch``, grouped by partition.
+        """Yield each partition with its rows of ``batch``, which have only the columns to send.
 
-        The partition is None if the key or the producer chooses it. Raises BrokerError for a negative partition.
+        The partition is None for rows whose partition the key or the producer chooses. Raises BrokerError for a
+        negative partition.
         """
         rows = batch.select(list(self.payload))
         if self.stored_as:

@@ -1,7 +1,7 @@
 """The streaming read: the methods that Spark calls for each micro-batch. ``micro_batch_plan`` plans the batches.
 
 Spark keeps one reader for planning while a query runs, and creates another one for ``read``. The reader does not query
-the cluster before Spark requests the first offset.
+the cluster until Spark requests the first offset.
 """
 
 from __future__ import annotations

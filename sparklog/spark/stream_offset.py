@@ -4,13 +4,14 @@
 
 ``offsets`` are the next offsets to read. ``epochs`` are the leader epochs in which the partition was known to reach
 that offset; with them, the query detects a log that was truncated later. ``from`` has the same form as ``topics``. It
-stores where the batch began in partitions that the previous batch did not have, or after lost records, so that a replay
-of the batch begins at the same offsets.
+has the start offsets of the batch that ends at this position, but only for partitions whose start differs from the end
+of the previous batch. These are new partitions and partitions that lost records. A replay of the batch begins at these
+offsets.
 
 Spark compares offsets as text, so each position has exactly one text: keys are sorted, partitions by number. The first
 batch begins at a constant (``MARKER``) instead of an offset, because Spark requests the initial offset again when it
-replays that batch, and "latest" may then be another offset. The offset at the end of the first batch stores the start
-in ``from``.
+replays that batch, and "latest" may then be another offset. The position at the end of the first batch has the start of
+that batch in ``from``.
 """
 
 from __future__ import annotations

@@ -54,8 +54,8 @@ class TaskLogin:
     def of(self, scope: Scope) -> LoginOfTasks:
         """Return the login of tasks that start now, with a token that permits only the operations in ``scope``.
 
-        The token does not expire before half of its period (the time from a renewal to the expiry) has passed. If the
-        options have no SASL login, or already have a token, the result is the settings of the options.
+        The token remains valid for at least half of its period, the time from a renewal to the expiry. If the options
+        have no SASL login, or already have a token, the result has the settings of the options.
 
         Raises:
             BrokerError: the login failed.

@@ -171,9 +171,9 @@ class DirectoryTrust:
     def note_incarnation(self, incarnation: int) -> None:
         """Record durably the incarnation with which this process registers, or has registered, in ZooKeeper.
 
-        The registration reports whether the broker's logs can be trusted. So the file ``running`` no longer has to
-        record that logs may lack records, unless the disk has failed in this process. Any thread may call this method.
-        The method blocks for an fsync.
+        If logs may lack records, the registration reports this to ZooKeeper. So this method removes this fact from the
+        file ``running``, unless the disk has failed in this process. Any thread may call this method. The method blocks
+        for an fsync.
 
         Raises:
             OSError: the incarnation is not recorded. The next process will not trust the directory.
@@ -253,7 +253,7 @@ def mark_running(disk: Disk, log_dir: Path, mark: BootMark) -> None:
 
 
 def mark_failed(disk: Disk, log_dir: Path, mark: BootMark) -> None:
-    """Write to the file ``running`` that logs may lack records, on a disk that fails or is full.
+    """Write to the file ``running`` of a failing or full disk that logs may lack records.
 
     Write a new file, or overwrite the old one if that fails. The next process also distrusts a partly written file. The
     file is not fsynced, because an fsync might fail or hang. After a reboot the next process distrusts the directory

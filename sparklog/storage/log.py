@@ -479,11 +479,11 @@ class Log:
             )
 
     def greatest_time(self, *, end_offset: int, below_us: int = 2**63 - 1) -> tuple[int, int] | None:
-        """Return the base offset and greatest timestamp of the first batch with the greatest timestamp of the log.
+        """Return the base offset of the first batch with the greatest timestamp in the log, and this timestamp.
 
-        Only batches that end at or below ``end_offset``, and whose greatest timestamp is below ``below_us``, count.
-        Return None if there is no such batch. If the batch begins below the log start offset, the log start offset is
-        returned instead of the base offset.
+        Consider only batches that end at or below ``end_offset`` and have only timestamps below ``below_us``. Return
+        None if there is no such batch. If the batch begins below the log start offset, return the log start offset
+        instead of the base offset.
 
         Raises:
             StorageError: the log directory must go offline.

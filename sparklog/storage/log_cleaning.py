@@ -199,7 +199,10 @@ class LogCleaning:
             job.cancel()
 
     def hold(self) -> None:
-        """Cancel the running job, and begin no other job before ``resume``. Raises OSError if the disk fails."""
+        """Cancel the running job, and begin no other job until ``resume`` is called.
+
+        Raises OSError if the disk fails.
+        """
         self.stop()
         self._held = True
 

@@ -568,7 +568,7 @@ class LogDirectory:
     def close(self, *, process_ends: bool = False) -> None:
         """Close all files and unlock the directory.
 
-        If ``write_clean_marker`` was not called before, the next start treats this as a crash.
+        If ``write_clean_marker`` has not been called, the next start treats this as a crash.
 
         ``process_ends`` means that the process ends next, which closes all files. Then this method closes only
         compacted logs, because a cleaner may be reading them. It does not close the other logs, because closing ten

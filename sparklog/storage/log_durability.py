@@ -67,7 +67,7 @@ class LogDurability:
     def is_behind(self) -> bool:
         """Return whether a rolled segment is not sealed yet, or a schema in use is not in ``partition.json`` yet.
 
-        If so, ``seals_due`` and ``schemas_due`` must be called periodically. Otherwise they need not be called before
+        If so, ``seals_due`` and ``schemas_due`` must be called periodically. Otherwise they need not be called until
         the next append.
         """
         chain = self._files.chain

@@ -25,7 +25,7 @@ from sparklog.storage.segment_chain import SegmentChain
 class LogFiles:
     """The directory, segments and settings of one log, which all parts of the ``Log`` use.
 
-    There are no segments before recovery or the first append.
+    The log has no segments until recovery or the first append.
     """
 
     __slots__ = ("chain", "closed", "config", "directory", "disk", "seals", "services", "topic_id", "tp")

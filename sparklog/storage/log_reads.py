@@ -134,11 +134,11 @@ def offset_for_time(
 def greatest_time(
     chain: SegmentChain, *, log_start_offset: int, end_offset: int, below_us: int
 ) -> tuple[int, int] | None:
-    """Return the base offset and greatest timestamp of the first batch with the greatest timestamp.
+    """Return the base offset of the first batch with the greatest timestamp, and this timestamp.
 
-    Only batches in ``[log_start_offset, end_offset)`` with a timestamp below ``below_us`` count. Return None if there
-    is no such batch. If the batch begins below ``log_start_offset``, that offset is returned instead of the base
-    offset.
+    Consider only batches in ``[log_start_offset, end_offset)`` that have only timestamps below ``below_us``. Return
+    None if there is no such batch. If the batch begins below ``log_start_offset``, return that offset instead of the
+    base offset.
     """
     found: tuple[int, int] | None = None
     for segment in chain.segments:

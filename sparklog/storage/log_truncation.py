@@ -38,8 +38,9 @@ class LogTruncation:
 
         Return None if the truncation needs no copy.
 
-        The log does not change before the call of ``truncate``. Until then its high watermark must be at or below
-        ``offset``, or equal to the log start offset if that is above ``offset``.
+        The log does not change until ``truncate`` is called. Until then its high watermark must be at or below
+        ``offset``. If the log start offset is above ``offset``, the high watermark must be equal to the log start
+        offset.
 
         Raises:
             StorageError: the log directory must go offline.

@@ -1,8 +1,8 @@
 """The directory of one log, and the schemas of its batches.
 
 The log's first append creates the directory, so an empty partition uses no disk space. ``partition.json`` has the
-schemas that are known at that time. A later schema is written nowhere before the first append with it. Each segment
-begins with its schema, and then a thread also writes the schema to ``partition.json`` (``PartitionFileJob``).
+schemas that are known at that time. A later schema is written only with the first append that uses it. It is at the
+beginning of the new segment, and then a thread also writes it to ``partition.json`` (``PartitionFileJob``).
 """
 
 from __future__ import annotations

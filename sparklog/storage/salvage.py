@@ -179,7 +179,7 @@ class SalvagedSegment:
 
 
 def segments_to_salvage(directory: Path) -> list[SalvagedSegment]:
-    """Open the segments of a directory, for example of an entry of ``set-aside/``. Return them sorted by base offset.
+    """Open the segments of a directory, for example an entry of ``set-aside/``. Return them sorted by base offset.
 
     Raises:
         StorageError: the directory has no segment files.

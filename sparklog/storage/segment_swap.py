@@ -81,7 +81,7 @@ def finish(disk: Disk, directory: Path, bases: Sequence[int]) -> None:
     """Complete the swap after ``rename``. The call may be repeated.
 
     On return the old segments and the ``.swap`` file are deleted durably. If the ``.swap`` file reappeared after a
-    crash, a start could apply it to the files of the segment's next compaction.
+    crash, recovery could apply it to the files of the segment's next compaction.
     """
     disk.sync_directory(directory)
     for base in reversed(bases[1:]):

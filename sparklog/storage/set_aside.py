@@ -124,7 +124,7 @@ class SetAside:
         logger.error("%s: set aside as %s/%s: %s", self._log_dir / name, SET_ASIDE, target, reason)
 
     def sync(self) -> None:
-        """Make the entries that were added durable. Any thread may call this method. Raises OSError."""
+        """Make the added entries durable. Any thread may call this method. Raises OSError."""
         added, self._unsynced = self._unsynced, []
         if not added:
             return

@@ -2,7 +2,8 @@
 
 ``TruncationJob.run`` runs in a thread and does not change the log, so the log can be read meanwhile. Then the event
 loop truncates the log (``Log.truncate``), and the copies replace the segment's files. The copied part of the segment
-does not change before that. If the segment leaves the log, or another truncation comes first, the copies are deleted.
+does not change until then. If the segment is removed from the log, or another truncation comes first, the copies are
+deleted.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ class TruncationJob:
     def run(self) -> None:
         """Copy the remaining part of the segment's files, and fsync the copies.
 
-        If the job is canceled, the files have left the log, or the disk is full, ``done`` stays False.
+        ``done`` stays False if the job is canceled, if the files no longer exist, or if the disk is full.
 
         Raises:
             StorageError: the log directory must go offline.

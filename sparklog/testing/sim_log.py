@@ -1,4 +1,4 @@
-"""A log in memory with real batch headers and the production table of producers. Its simulated disk can fail.
+"""A log in memory with real batch headers and a broker's real table of producers. Its simulated disk can fail.
 
 It models ``storage.Log`` without files: it has the same offsets, epochs, sequences, and truncation at batch boundaries.
 An append writes the data and then the header. ``recover`` drops an append that a crash has interrupted. A loss of the

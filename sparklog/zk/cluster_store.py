@@ -215,7 +215,7 @@ class ClusterStore:
         return await self.session.children(paths.TOPICS)
 
     async def read_topic(self, name: str) -> tuple[TopicRecord, int] | None:
-        """Return the topic's record and the version of its node, or None if the topic does not exist."""
+        """Return the topic's metadata and the version of its node, or None if the topic does not exist."""
         path = paths.topic(name)
         try:
             node = await self.session.get(path)
@@ -227,8 +227,9 @@ class ClusterStore:
         """Create the topic's nodes. The controller then creates the states of the partitions.
 
         Raises:
-          BrokerError: TOPIC_ALREADY_EXISTS; INVALID_PARTITIONS if the record is too large for one node.
-          ZkUnreachable: if ``sent``, the topic may exist. Its topic id shows whether this call has created it.
+          BrokerError: TOPIC_ALREADY_EXISTS; INVALID_PARTITIONS if the metadata is too large for one node.
+          ZkUnreachable: if its ``sent`` is true, the topic may exist. Its topic id shows whether this call has created
+              it.
         """
         value = encode_record(record)
         try:
@@ -252,7 +253,7 @@ class ClusterStore:
 
         Raises:
           BrokerError: TOPIC_ALREADY_EXISTS; INVALID_PARTITIONS if the topic is too large for one request.
-          ZkUnreachable: if ``sent``, the topic may exist.
+          ZkUnreachable: if its ``sent`` is true, the topic may exist.
         """
         ops: list[Op] = [
             Create(paths.topic(record.name), encode_record(record)),
@@ -280,12 +281,13 @@ class ClusterStore:
             raise
 
     async def update_topic(self, record: TopicRecord, expected_version: int) -> int | None:
-        """Replace a topic's record, for example with new schemas, settings or replicas. Return the new version.
+        """Replace a topic's metadata, for example with new schemas, settings or replicas. Return the new version.
 
-        Return None if the record does not have ``expected_version``, or if the topic was deleted and perhaps recreated.
+        Return None if the topic's node does not have ``expected_version``, or if the topic was deleted and perhaps
+        recreated.
 
         Raises:
-          BrokerError: INVALID_PARTITIONS if the record is too large for one node.
+          BrokerError: INVALID_PARTITIONS if the metadata is too large for one node.
         """
         ops: list[Op] = [
             Check(paths.topic_id(record.topic_id), -1),
@@ -407,7 +409,7 @@ class ClusterStore:
 
 
 def encode_record(record: TopicRecord) -> bytes:
-    """Encode a topic's record for its node. Raises BrokerError INVALID_PARTITIONS if it is too large for one node."""
+    """Encode a topic's metadata for its node. Raises BrokerError INVALID_PARTITIONS if it is too large for one node."""
     value = codecs.encode_topic(record)
     if len(value) > MAX_TOPIC_BYTES:
         raise BrokerError(

@@ -28,7 +28,7 @@ _T = TypeVar("_T")
 
 
 class StoredTopic(NamedTuple):
-    """A topic with the states of its partitions. ``version`` is the version of the node with the topic's record."""
+    """A topic with the states of its partitions. ``version`` is the version of the node with the topic's metadata."""
 
     record: TopicRecord
     states: dict[int, VersionedState]
@@ -89,10 +89,10 @@ class ControllerLevels:
         return msgspec.structs.replace(registration, trusted=False, doubted=doubted)
 
     async def retired(self, live: Collection[int]) -> frozenset[int]:
-        """Return the ids of the brokers outside ``live`` whose last process is certainly dead.
+        """Return the ids of the brokers that are not in ``live``, and whose last process is certainly dead.
 
-        A supervisor has marked these brokers in ``/brokers/retired``. Read the live brokers before this call, because
-        one multi (ZooKeeper transaction) deletes a registration and creates the mark.
+        Each of these brokers has a node in ``/brokers/retired``, which a supervisor created. Read the live brokers
+        before this call, because one multi (ZooKeeper transaction) deletes a registration and creates this node.
         """
         absent = [broker_id for broker_id in await self._ids(paths.RETIRED) if broker_id not in live]
         marks = await self._nodes([paths.retired(i) for i in absent])
@@ -125,9 +125,9 @@ class ControllerLevels:
             return None
 
     async def absent(self, live: Collection[int]) -> tuple[BrokerRegistration, ...]:
-        """Return the last registrations, which include addresses, of the brokers outside ``live``.
+        """Return the last registrations of the brokers that are not in ``live``.
 
-        Omit brokers with untrusted logs.
+        A registration has the addresses of its broker. Omit brokers with untrusted logs.
         """
         marked = await self._ids(paths.UNTRUSTED)
         absent = [i for i in await self._ids(paths.INCARNATIONS) if i not in marked and i not in live]
@@ -209,7 +209,7 @@ class ControllerLevels:
         return names
 
     async def topic(self, name: str) -> tuple[TopicRecord, int] | None:
-        """Return the topic's record and the version of its node, or None if the topic does not exist.
+        """Return the topic's metadata and the version of its node, or None if the topic does not exist.
 
         The result includes all writes that completed before the call.
         """

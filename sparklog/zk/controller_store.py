@@ -210,10 +210,10 @@ class ControllerStore:
     async def write_topic(
         self, record: TopicRecord, expected_version: int, changes: Sequence[StateChange]
     ) -> Written | WriteSuperseded | EpochLost | FateUnknown:
-        """Replace the topic's record and the states of these partitions, in one multi (ZooKeeper transaction).
+        """Replace the topic's metadata and the states of these partitions, in one multi (ZooKeeper transaction).
 
         Raises:
-          BrokerError: INVALID_PARTITIONS if the record is too large for one node.
+          BrokerError: INVALID_PARTITIONS if the metadata is too large for one node.
         """
         ops: list[Op] = [
             Check(paths.CONTROLLER_EPOCH, self._epoch_version),

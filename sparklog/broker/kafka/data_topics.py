@@ -91,7 +91,10 @@ def refuse_internal_topic(topic: str, what: str) -> None:
 
 
 def json_topic(rules: AppendRules, schema: pa.Schema) -> JsonTopic:
-    """Return the conversion between rows of ``schema``, one of the topic's schemas, and records of Kafka clients."""
+    """Return the converter between the topic's rows and the records of Kafka clients.
+
+    ``schema`` is the schema of the rows, which is one of the topic's schemas.
+    """
     return JsonTopic(schema, rules.key_columns, rules.event_time)
 
 

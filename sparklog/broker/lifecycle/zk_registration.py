@@ -397,15 +397,15 @@ class ZkRegistration:
     async def change_topic(
         self, name: str, change: Callable[[TopicRecord], TopicRecord], *, in_thread: bool = False
     ) -> TopicRecord | None:
-        """Replace a topic's record by the result of ``change``, and retry if another writer has changed the record.
+        """Replace a topic's metadata by the result of ``change``. Retry if another writer has changed the metadata.
 
         ``change`` must be idempotent, because it also runs again after a lost response. With ``in_thread`` it runs in a
         thread, for changes that take long.
 
-        Returns the new record, or None if the topic does not exist.
+        Return the new metadata, or None if the topic does not exist.
 
         Raises:
-            BrokerError: errors of ``change``; INVALID_PARTITIONS if the record is too large for one node.
+            BrokerError: errors of ``change``; INVALID_PARTITIONS if the metadata is too large for one node.
             ZkUnreachable: there was no connection for a session timeout.
         """
         if check_topic_name(name):

@@ -1,7 +1,7 @@
 """AddColumns requests: more nullable columns for an existing topic.
 
-The topic's record gets one more schema: the old columns, then the new ones. Producers must use the new schema from then
-on. Older records have null in the new columns when they are read; stored data does not change.
+The topic's metadata gets one more schema: the old columns, then the new ones. Producers must use the new schema from
+then on. Older records have null in the new columns when they are read; stored data does not change.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """CreatePartitions requests: more partitions for an existing topic.
 
-The new partitions are appended to the topic's record. Existing records stay in their partitions, so later records of a
-key may go to another partition.
+The new partitions are added at the end of the topic's metadata. Existing records stay in their partitions, so later
+records of a key may go to another partition.
 """
 
 from __future__ import annotations

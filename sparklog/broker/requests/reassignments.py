@@ -1,8 +1,8 @@
 """AlterReassignments and ListReassignments requests. Source: KIP-455.
 
-A move is the reassignment of one partition. The topic's record in ZooKeeper has an entry for each move, with the target
-replicas and the original replicas. The controller carries out the move, and a new controller continues it. The broker
-checks each move separately, and writes all moves of one topic together.
+A move is the reassignment of one partition. The topic's metadata in ZooKeeper has an entry for each move, with the
+target replicas and the original replicas. The controller carries out the move, and a new controller continues it. The
+broker checks each move separately, and writes all moves of one topic together.
 """
 
 from __future__ import annotations
@@ -145,7 +145,7 @@ def _arrived(cache: MetadataCache, move: ReplicaMove) -> bool:
 
 
 class ReassignmentDraft:
-    """A pure object: a copy of a topic's record into which moves are entered one by one.
+    """A pure object: a copy of a topic's metadata into which moves are entered one by one.
 
     A move is the reassignment of one partition. If the same move is entered twice, the second time has no effect.
     """

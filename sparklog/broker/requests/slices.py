@@ -126,7 +126,7 @@ class Slices:
         connection.pause_requests()
 
     async def pause(self) -> None:
-        """Let other work of the event loop run if the time of the current turn is over.
+        """Let other work of the event loop run if work on requests has used up its time in this iteration.
 
         A coroutine calls this between two entries of a request, where a generator would yield.
         """

@@ -55,8 +55,8 @@ class IndexFollower(Generic[Name]):
     def open(self, session: ZkSession, watch: Callable[[Callable[[Node | None], None]], Callable[[], None]]) -> None:
         """Start to watch the index. ``session`` must stay open until ``close``.
 
-        ``watch`` starts the watch with a function to call for each new state of the index. It returns a function that
-        ends the watch.
+        ``watch`` subscribes a callback to all new states of the index. It returns a function that ends the
+        subscription.
         """
         self._session = session
         self._task = asyncio.get_running_loop().create_task(self._follow(), name=f"follow {self._what}")

@@ -35,8 +35,8 @@ class CoordinatorSearch:
     def ask(self, request: Request, expected: type[R], *, timeout_s: float = math.inf) -> RoutingSteps[R]:
         """Find the coordinator unless it is known, and send the request once. Raises BrokerError.
 
-        The coordinator need not be in the metadata. After an error that another coordinator might not return, the next
-        call searches again.
+        The coordinator need not be in the metadata. After an error that may mean that the coordinator has moved, such
+        as NOT_COORDINATOR, the next call searches again.
         """
         try:
             broker = self._found

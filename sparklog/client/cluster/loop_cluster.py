@@ -250,8 +250,9 @@ class LoopCluster:
     def request_metadata(self, topics: Iterable[str]) -> None:
         """Request the metadata of these topics in the background.
 
-        The request waits until ``RoutingCore.refresh_pause_s`` after the last request. This delay grows with each
-        request, until a request of another kind succeeds with the new metadata.
+        The request waits until ``RoutingCore.refresh_pause_s`` after the last metadata request. This delay grows with
+        each metadata request. It is reset when a request of another type, such as Produce, succeeds with the new
+        metadata.
         """
         self.core.wanted.update(topics)
         if self.core.wanted and not self._refreshing and not self._closed:

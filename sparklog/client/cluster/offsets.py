@@ -99,7 +99,10 @@ def listed_offsets(
 
 
 def wire_time(query: OffsetQuery) -> int:
-    """Return the number for a query in a ListOffsets request. A datetime without a time zone is in UTC."""
+    """Return the number that represents ``query`` in a ListOffsets request.
+
+    A datetime without a time zone is in UTC.
+    """
     if query == "earliest":
         return EARLIEST
     if query == "latest":

@@ -19,8 +19,8 @@ def nearest(
 ) -> int:
     """Return the broker to fetch from.
 
-    An in-sync replica on this host is preferred, and then an in-sync replica in the rack of a broker on this host. Of
-    equally near replicas the leader is preferred. ``is_here`` returns whether an address is one of this host.
+    An in-sync replica on this host is preferred, and then an in-sync replica in the rack of a broker on this host. The
+    leader is preferred among equally near replicas. ``is_here`` returns whether an address is one of this host.
     """
     # If the leader's address is unknown, return it nevertheless: the failing request will refresh the metadata.
     if leader not in brokers or is_here(brokers[leader].host):

@@ -5,9 +5,8 @@ its driver carries out. The driver sends the result of each effect back into the
 into the generator. The generator's return value is the result of the method. ``BlockingCluster`` and ``LoopCluster``
 are the drivers. The drivers own connections and clocks. ``retry`` decides whether a failed call is tried again.
 
-If several brokers or addresses are possible, a counter selects one. The counter is increased before a request that
-follows a failure, or a metadata response that did not help. So each broker gets a request after at most as many
-attempts as there are brokers.
+If several brokers or addresses are possible, a counter selects one. The client increases the counter after a failure,
+and after a metadata response that is outdated or lacks what the client needs. So N attempts reach each of N brokers.
 """
 
 from __future__ import annotations

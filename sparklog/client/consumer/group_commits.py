@@ -35,11 +35,11 @@ class AssignedPartition(NamedTuple):
 
 
 class Commit(NamedTuple):
-    """A queued commit, with the member's incarnation and epoch at the time of the call.
+    """A queued commit, with the epoch of the member at the time of the call.
 
-    An incarnation of a member lasts until the member is removed from the group or leaves. The commit must be sent with
-    the epoch of the call. With a newer epoch, a late commit might be accepted although its partitions were revoked and
-    assigned again in the meantime.
+    The commit must be sent with this epoch. With a newer epoch, a late commit might be accepted although its partitions
+    were revoked and assigned again in the meantime. ``incarnation`` is the number of times that the member had left the
+    group, or had been removed from it, before the call.
     """
 
     incarnation: int
@@ -62,7 +62,7 @@ class GroupCommits:
         timeout_s: float,
         member: Callable[[], tuple[int, str]],
     ) -> None:
-        """Create an empty queue. ``member`` returns the current incarnation and its member id."""
+        """Create an empty queue. ``member`` returns the current ``incarnation`` (see ``Commit``) and member id."""
         self._coordinator = coordinator
         self._group = group
         self._timeout_s = timeout_s

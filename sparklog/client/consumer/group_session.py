@@ -6,8 +6,8 @@ reads (``owned``). When the consumer polls, it starts to read new partitions and
 heartbeat reports both. Only the response to the last heartbeat counts: a late response to an earlier heartbeat might
 assign partitions that another member has got in the meantime.
 
-A member that was removed begins a new *incarnation*, with a new member id. The member loses the partitions of the
-earlier incarnation, and its unsent commits are refused.
+A member that was removed from the group joins again with a new member id. The member loses the partitions that it had
+before, and its unsent commits are refused. ``GroupNotice.incarnation`` counts these removals.
 """
 
 from __future__ import annotations
@@ -162,8 +162,9 @@ class GroupSession:
     def accept_assignment(self, incarnation: int) -> GroupNotice:
         """Return the current assignment, and count its partitions as owned by the consumer from now on.
 
-        ``incarnation`` is the incarnation that the consumer knows. If that incarnation has ended, no partition counts
-        as owned: the consumer must first drop all of its partitions.
+        ``incarnation`` is the number in the consumer's last ``GroupNotice``, or 0 if the consumer has none. If the
+        member has been removed from the group since then, no partition counts as owned: the consumer must first drop
+        all of its partitions.
 
         Raises:
             BrokerError: the reason why the group refuses this member.
@@ -179,7 +180,11 @@ class GroupSession:
             return GroupNotice(self._incarnation, self._epoch, self._assigned, self._owned - self._assigned)
 
     def metadata(self, incarnation: int, topic_ids: Mapping[str, str]) -> GroupMetadata:
-        """Return the identity of the member for transactions. Raises CommitRefused if ``incarnation`` has ended."""
+        """Return the identity of the member for transactions.
+
+        ``incarnation`` is the number in the consumer's last ``GroupNotice``. Raises CommitRefused if the member has
+        been removed from the group since then.
+        """
         with self._lock:
             if self._incarnation != incarnation:
                 raise CommitRefused(ErrorCode.UNKNOWN_MEMBER_ID, REMOVED_SINCE)

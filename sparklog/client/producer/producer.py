@@ -382,7 +382,7 @@ class Producer:
         """Wait until all earlier records are acknowledged or have failed.
 
         Raises:
-            SparklogError: the first failure since the last flush that no future has reported.
+            SparklogError: the first failure since the last flush, except failures that a future has reported.
             ClientTimeout: the records are still in flight after ``timeout_s``. The producer continues to send them.
         """
         self._writes.flush(self._buffer, timeout_s)

@@ -90,7 +90,7 @@ class ProducerMetadata:
         return changed
 
     def complete_requests(self, now_ms: float) -> None:
-        """Complete the requests whose topic is known or does not exist, and the requests that have timed out."""
+        """Complete the metadata requests whose topic is known or does not exist, or that have timed out."""
         if not self._requests:
             return
         waiting = []
@@ -136,7 +136,7 @@ class ProducerMetadata:
         return [at for at in times if at > now_ms]
 
     def fail_all(self, error: BaseException) -> None:
-        """Fail all requests at the end of the producer."""
+        """Fail all open requests for a topic's metadata when the producer ends."""
         wishes, self._requests = self._requests, []
         for request in wishes:
             request.future.set_exception(error)

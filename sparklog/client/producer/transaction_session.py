@@ -74,8 +74,8 @@ async def end(
         ProducerFenced, TransactionStateError: the transaction is not committed, and will not be.
         CommitOutcomeUnknown: no coordinator was reachable in time, the broker had an unexpected error, or it refused
             the request after an earlier response was lost.
-        ClientTimeout: an abort failed for a reason that makes a commit raise CommitOutcomeUnknown. The transaction's
-            timeout aborts the transaction.
+        ClientTimeout: an abort failed for one of the reasons listed for CommitOutcomeUnknown. The transaction's timeout
+            aborts the transaction.
     """
     attempts = Attempts(coordinator, timeout_s=timeout_s)
     decided: EndTransactionReply | None = None

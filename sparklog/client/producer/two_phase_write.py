@@ -159,8 +159,8 @@ def decide(
         ProducerFenced, TransactionStateError: the write is not committed, and will not be.
         CommitOutcomeUnknown: no coordinator was reachable within ``timeout_s``, the broker had an unexpected error, or
             it refused the request after an earlier response was lost.
-        ClientTimeout: an abort failed for a reason that makes a commit raise CommitOutcomeUnknown. The next start of
-            the query, or the transaction's timeout, aborts the write.
+        ClientTimeout: an abort failed for one of the reasons listed for CommitOutcomeUnknown. The next start of the
+            query, or the transaction's timeout, aborts the write.
     """
     run = TransactionRun(key, run_id, version, timeout_s)
     began = time.monotonic()

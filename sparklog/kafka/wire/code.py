@@ -37,7 +37,7 @@ class Code:
         return f"{stem}_{self._last}"
 
     def constant(self, value: Any, stem: str = "constant") -> str:
-        """Return an expression for ``value`` in the source.
+        """Return an expression for ``value`` in the generated source.
 
         The expression is a literal or a new name. A new name refers to ``value`` in the compiled function.
         """
