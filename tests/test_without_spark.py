@@ -154,6 +154,7 @@ except ConfigError as error:
     assert found == f"['id', 'name', 'at', 'tags', 'at_home'] ['id']\na StructType as a schema {ADVICE}\n"
 
 
+@pytest.mark.extended
 def test_every_command_shows_its_help(without_spark: WithoutSpark) -> None:
     assert "topics" in without_spark.sparklog("--help").stdout
     found = without_spark.run("""

@@ -186,6 +186,7 @@ def test_an_ended_or_expired_token_is_cut_off(users: dict[str, Admin], bootstrap
     assert expired.token not in users["anna"].list_delegation_tokens()
 
 
+@pytest.mark.extended
 def test_the_tokens_of_a_deleted_user_end(users: dict[str, Admin], admin: Admin, bootstrap: str) -> None:
     created = users["olga"].create_delegation_token()
     become(bootstrap, by_delegation(created))

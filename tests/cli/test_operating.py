@@ -22,6 +22,7 @@ from tests.cli.in_process import Cli, Result
 from tests.client.fake_cluster import FakeBroker, FakeCluster
 
 
+@pytest.mark.extended
 def test_a_misspelled_name_gets_a_suggestion(cli: Cli, fake: FakeCluster) -> None:
     fake.create("flights")
     for arguments in (("topics", "describe", "fligts"), ("consume", "flihgts"), ("config", "describe", "flight")):

@@ -79,6 +79,7 @@ def test_an_admin_describes_the_cluster_and_its_brokers(fake: FakeCluster) -> No
         assert [broker.state for broker in admin.describe_brokers()] == ["running", "running"]
 
 
+@pytest.mark.extended
 def test_refusals_are_typed(fake: FakeCluster) -> None:
     with Admin(fake.bootstrap) as admin:
         admin.create_topic("t")

@@ -121,13 +121,15 @@ def test_a_value_that_cannot_be_encoded_fails_alone(fake: FakeCluster) -> None:
 
 def test_a_too_large_record_fails_alone(fake: FakeCluster) -> None:
     fake.create("t", partitions=2).config["max.message.bytes"] = "4096"
-    records = [b"1", bytes(20_000), b"3", bytes(30_000), b"5"]
+    # Only their batches exceed the limit. Before ``send`` refuses a larger value, it asks for the limit, but the I/O
+    # thread runs a callback.
+    records = [b"1", bytes(4000), b"3", bytes(4090), b"5"]
     with Producer(fake.bootstrap) as producer:
         futures = gathered(producer, records)
         assert outcomes(futures) == [True, False, True, False, True]
-        with pytest.raises(BrokerError, match=r"MESSAGE_TOO_LARGE: one record of 't' has 20\d+ bytes"):
+        with pytest.raises(BrokerError, match=r"MESSAGE_TOO_LARGE: one record of 't' has 4\d{3} bytes"):
             futures[1].result()
-        with pytest.raises(BrokerError, match=r"has 30\d+ bytes"):
+        with pytest.raises(BrokerError, match=r"has 4\d{3} bytes"):
             futures[3].result()
     assert sorted(values(fake, "t")) == [b"1", b"1", b"3", b"5"]
 

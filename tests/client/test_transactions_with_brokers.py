@@ -136,6 +136,7 @@ def test_a_killed_producers_transaction_ends_by_successor_or_timeout(cluster: Pr
     assert not [found for found in admin.transactions() if found.state != "empty"]
 
 
+@pytest.mark.extended
 def test_read_process_write_is_exactly_once_despite_kills(cluster: ProcessCluster, admin: Admin) -> None:
     admin.create_topic("in", partitions=2, replication_factor=3)
     admin.create_topic("out", partitions=2, replication_factor=3)

@@ -95,6 +95,7 @@ def places(rows: list[Row]) -> list[tuple[int, int]]:
 _ALL = [*(float(number) for number in range(30)), *(float(number) for number in range(100, 110))]
 
 
+@pytest.mark.extended
 def test_one_dataframe_over_archive_and_log(
     spark: SparkSession, brokers: ProcessCluster, archive: Archive, orders: str, lake: str
 ) -> None:

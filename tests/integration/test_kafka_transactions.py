@@ -252,6 +252,7 @@ def test_a_transaction_whose_time_is_up_is_aborted(cluster: ProcessCluster, topi
     assert committed(cluster, topic)[0] == []
 
 
+@pytest.mark.extended
 def test_a_pipeline_with_a_group_reads_each_record_once(cluster: ProcessCluster, topic: str) -> None:
     confluent = pytest.importorskip("confluent_kafka")
     source = f"{topic}-source"
