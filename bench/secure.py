@@ -114,18 +114,18 @@ def text(works: Sequence[Work]) -> str:
 def measure_all(pairs: int, scale: float, *, quick: bool) -> list[Work]:
     """Measure every line. With ``quick``, measure one pair of tiny runs, which only shows that the runs work."""
     pairs, scale = (1, 0.02) if quick else (max(pairs, _LEAST_PAIRS), scale)
-    return [*_over_tcp(pairs, scale), *_within_the_host(pairs, scale)]
+    return [*_over_tcp(pairs, scale, quick=quick), *_within_the_host(pairs, scale, quick=quick)]
 
 
-def _over_tcp(pairs: int, scale: float) -> Iterator[Work]:
+def _over_tcp(pairs: int, scale: float, *, quick: bool) -> Iterator[Work]:
     with Users(settings=_SETTINGS | _OVER_TCP) as secure, ProcessCluster(settings=_SETTINGS | _OVER_TCP) as plain:
-        found = _tables(secure, plain, pairs, scale)
+        found = _tables(secure, plain, pairs, scale, quick=quick)
         yield Work("tables of 1 kB over TCP", "records/s", 0.5, found, higher=True)
 
 
-def _within_the_host(pairs: int, scale: float) -> Iterator[Work]:
+def _within_the_host(pairs: int, scale: float, *, quick: bool) -> Iterator[Work]:
     with Users(settings=_SETTINGS) as secure, ProcessCluster(settings=_SETTINGS) as plain:
-        found = _tables(secure, plain, pairs, scale)
+        found = _tables(secure, plain, pairs, scale, quick=quick)
         yield Work("tables of 1 kB within the host", "records/s", 1.0, found, higher=True)
         _create(secure, plain, topic="single")
         count = max(1, round(2000 * scale))
@@ -145,7 +145,10 @@ def _within_the_host(pairs: int, scale: float) -> Iterator[Work]:
         yield _acls(secure, pairs, scale)
 
 
-def _tables(secure: ProcessCluster, plain: ProcessCluster, pairs: int, scale: float) -> list[tuple[Turn, Turn]]:
+def _tables(
+    secure: ProcessCluster, plain: ProcessCluster, pairs: int, scale: float, *, quick: bool
+) -> list[tuple[Turn, Turn]]:
+    """Measure writes of tables. Before each turn fill the free memory, whose first use can take most of a turn."""
     _create(secure, plain, topic="tables", partitions=6, config=_KEPT)
     rows = max(1, round(200_000 * scale))
     data = values.tables(rows, _SIZE)
@@ -205,7 +208,7 @@ def _in_turns(
     pairs: int,
     secure: tuple[ProcessCluster, Callable[[], float]],
     plain: tuple[ProcessCluster, Callable[[], float]],
-    before: tuple[Callable[[], None], Callable[[], None]] | None = None,
+    before: tuple[Callable[[], object], Callable[[], object]] | None = None,
 ) -> list[tuple[Turn, Turn]]:
     """Run both in turns, each first in every other pair. The first pair warms both, and does not count."""
     found = []
