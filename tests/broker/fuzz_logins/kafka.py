@@ -22,14 +22,13 @@ from sparklog.kafka.wire import (
 from sparklog.kafka.wire.fields import REQUESTS as KAFKA_REQUESTS
 from sparklog.kafka.wire.metadata import ApiVersionsRequest
 from sparklog.kafka.wire.security import SaslAuthenticateRequest, SaslHandshakeRequest
-from sparklog.protocol.connection import MAX_LOGIN_BYTES
+from sparklog.protocol.connection import MAX_LOGIN_BYTES, ImmediateAnswer
 from sparklog.protocol.login import ServerLogin
 from sparklog.protocol.messages import ErrorReply, SaslAuthenticateReply
-from sparklog.protocol.received import ReceivedRequest
 from sparklog.protocol.sasl import OAUTHBEARER
 from tests.broker.fuzz_logins.correct_logins import SCRAM, Good
-from tests.broker.fuzz_logins.mutations import maybe, pieces
-from tests.broker.fuzz_logins.server_ends import MAX_BUFFER, MAX_REPLY, received
+from tests.broker.fuzz_logins.mutations import maybe
+from tests.broker.fuzz_logins.server_ends import MAX_REPLY, converse
 
 
 class KafkaTarget:
@@ -120,36 +119,28 @@ class KafkaTarget:
         lifetime_ms = dice.choice((0, 1000, -1)) if dice.random() < 0.2 else 0
         login = ServerLogin((*SCRAM, OAUTHBEARER), self._good.begin, lambda step: lifetime_ms)
         end = KafkaServerEnd(self._api_versions, 2**20, login, served=API_VERSIONS)
-        sent = b""
-        admitted = has_logged_in = False
-        for said in self._frames(dice):
-            if admitted and dice.random() < 0.1:
-                end.session_expired()
-                admitted = False
-                yield "expired"
-            for piece in pieces(said, dice):
-                sent += piece
-                for event in received(end, piece):
-                    if isinstance(event, ReceivedRequest):
-                        assert admitted, f"{event.request} is served before the login"
-                        assert isinstance(event.request, KafkaRequest)
-                        yield "served"
-                        continue
-                    reply = event.reply
-                    if isinstance(reply, SaslAuthenticateReply) and reply.complete:
-                        assert login.principal is not None and lifetime_ms >= 0
-                        self._good.check_proved(login.principal, sent)
-                        admitted = has_logged_in = True
-                        yield "logged in"
-                    elif isinstance(reply, ErrorReply):
-                        assert event.close
-                        yield ErrorCode(reply.code).name
-                    yield from self._check_response(b"".join(map(bytes, end.encode_answer(reply))))
-                    if event.close:
-                        return
-                assert end.admitted == admitted and end.identity is None and end.session is None
-                assert len(end.client_id) <= 255 and len(end.software) <= 511
-                assert has_logged_in or (not end.is_body_in_progress and len(end.get_buffer()) <= MAX_BUFFER)
+
+        def check(event: ImmediateAnswer, admitted: bool) -> Iterator[str]:
+            if isinstance(event.reply, SaslAuthenticateReply) and event.reply.complete:
+                assert lifetime_ms >= 0
+            elif isinstance(event.reply, ErrorReply):
+                assert event.close
+                yield ErrorCode(event.reply.code).name
+            yield from self._check_response(b"".join(map(bytes, end.encode_answer(event.reply))))
+
+        def check_end() -> None:
+            assert len(end.client_id) <= 255 and len(end.software) <= 511
+
+        yield from converse(
+            end,
+            login,
+            self._good,
+            self._frames(dice),
+            dice,
+            check_reply=check,
+            check_end=check_end,
+            requests=KafkaRequest,
+        )
 
     def _check_response(self, whole: bytes) -> Iterator[str]:
         """Check a response of the end, as a client reads it."""

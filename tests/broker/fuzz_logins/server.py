@@ -9,7 +9,7 @@ from typing import get_args
 
 from sparklog.errors import ErrorCode
 from sparklog.net.greeting import Credentials, Greeting
-from sparklog.protocol.connection import MAX_LOGIN_BYTES, ServerEnd, hello
+from sparklog.protocol.connection import MAX_LOGIN_BYTES, ImmediateAnswer, ServerEnd, hello
 from sparklog.protocol.login import ServerLogin
 from sparklog.protocol.messages import (
     ErrorReply,
@@ -21,12 +21,11 @@ from sparklog.protocol.messages import (
     SaslAuthenticateReply,
 )
 from sparklog.protocol.proof import SECRET_BYTES, Identity, KeyRing, Secret
-from sparklog.protocol.received import ReceivedRequest
 from sparklog.protocol.sasl import OAUTHBEARER
 from sparklog.protocol.senders import SenderKind
 from tests.broker.fuzz_logins.correct_logins import SCRAM, Good
-from tests.broker.fuzz_logins.mutations import maybe, pieces
-from tests.broker.fuzz_logins.server_ends import MAX_BUFFER, MAX_REPLY, frame, received
+from tests.broker.fuzz_logins.mutations import maybe
+from tests.broker.fuzz_logins.server_ends import MAX_REPLY, converse, frame
 from tests.protocol.test_login import sample
 
 REQUESTS = [frame(sample(kind)) for kind in get_args(Request)]
@@ -82,31 +81,14 @@ class ServerTarget:
             None if only_proved else login,
             only_proved=only_proved,
         )
-        sent = b""
-        admitted = has_logged_in = False
-        for said in self._frames(dice):
-            if admitted and dice.random() < 0.1:
-                end.session_expired()
-                admitted = False
-                yield "expired"
-            for piece in pieces(said, dice):
-                sent += piece
-                for event in received(end, piece):
-                    if isinstance(event, ReceivedRequest):
-                        assert admitted, f"{event.request} is served before the login"
-                        yield "served"
-                        continue
-                    size = sum(len(part) for part in end.encode_answer(event.reply))
-                    assert size <= MAX_REPLY, f"reply of {size} bytes"
-                    if isinstance(event.reply, SaslAuthenticateReply) and event.reply.complete:
-                        assert login.principal is not None and lifetime_ms >= 0
-                        self._good.check_proved(login.principal, sent)
-                        admitted = has_logged_in = True
-                        yield "logged in"
-                    elif isinstance(event.reply, ErrorReply):
-                        yield ErrorCode(event.reply.code).name
-                        assert admitted or event.close or not end.admitted
-                    if event.close:
-                        return
-                assert end.admitted == admitted and end.identity is None and end.session is None
-                assert has_logged_in or (not end.is_body_in_progress and len(end.get_buffer()) <= MAX_BUFFER)
+
+        def check(event: ImmediateAnswer, admitted: bool) -> Iterator[str]:
+            size = sum(len(part) for part in end.encode_answer(event.reply))
+            assert size <= MAX_REPLY, f"reply of {size} bytes"
+            if isinstance(event.reply, SaslAuthenticateReply) and event.reply.complete:
+                assert lifetime_ms >= 0
+            elif isinstance(event.reply, ErrorReply):
+                yield ErrorCode(event.reply.code).name
+                assert admitted or event.close or not end.admitted
+
+        yield from converse(end, login, self._good, self._frames(dice), dice, check_reply=check)
